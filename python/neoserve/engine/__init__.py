@@ -1,0 +1,1 @@
+"""The step loop, its clients and the scripted fake executor."""

@@ -1,0 +1,1 @@
+"""Sampling inputs of a step and the reference sampler."""

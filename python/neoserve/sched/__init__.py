@@ -1,0 +1,1 @@
+"""Admits, batches and ends requests: pure Python, no clock, no I/O."""

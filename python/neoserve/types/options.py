@@ -1,0 +1,57 @@
+"""Options of an engine: how much it runs at once, with what memory, on which threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from neoserve.types.errors import ConfigurationError
+
+DType = Literal["auto", "float32", "bfloat16"]
+DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16")
+PAGE_SIZES = (16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What a user may choose about an engine. None means: chosen from the model and the machine.
+
+    ``max_running_requests`` requests are computed together; at most ``max_queued_requests`` more may wait.
+    ``max_tokens_per_step`` bounds the tokens of one step, decode and prefill together: the chunk size of chunked
+    prefill, and with it the longest gap between two tokens of a running request. ``context_length`` is the longest
+    prompt plus output in tokens. ``kv_cache_bytes`` is the memory for KV pages of ``page_size`` tokens.
+    ``dtype`` is the weight and KV type (auto: as stored). ``num_threads`` counts compute threads. ``kernel_force``
+    names a kernel row or feature set that must be used. After ``max_failed_steps`` failed steps in a row the engine
+    counts as dead.
+
+    Raises ConfigurationError naming the option.
+    """
+
+    max_running_requests: int = 32
+    max_queued_requests: int = 1024
+    max_tokens_per_step: int = 512
+    context_length: int | None = None
+    page_size: int = 16
+    kv_cache_bytes: int | None = None
+    dtype: DType = "auto"
+    num_threads: int | None = None
+    kernel_force: str | None = None
+    max_failed_steps: int = 8
+
+    def __post_init__(self) -> None:
+        _check_count("max_running_requests", self.max_running_requests, 1)
+        _check_count("max_queued_requests", self.max_queued_requests, 0)
+        _check_count("max_tokens_per_step", self.max_tokens_per_step, 1)
+        _check_count("max_failed_steps", self.max_failed_steps, 1)
+        for name in ("context_length", "kv_cache_bytes", "num_threads"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name), 1)
+        if self.page_size not in PAGE_SIZES:
+            raise ConfigurationError(f"page_size is {self.page_size!r}; it must be one of {PAGE_SIZES}")
+        if self.dtype not in DTYPES:
+            raise ConfigurationError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
+
+
+def _check_count(name: str, value: object, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ConfigurationError(f"{name} is {value!r}; it must be an integer of at least {low}")
