@@ -19,7 +19,7 @@ if ! command -v ninja >/dev/null || ! "$python" -m nanobind --version >/dev/null
 fi
 mkdir -p "$build_dir"
 exec 9>"$build_dir.lock" && flock 9 # two builds at once would disturb each other
-cmake -S . -B "$build_dir" -G Ninja -DPython_EXECUTABLE="$(command -v "$python")" \
+cmake -S . -B "$build_dir" -G Ninja -DPython_EXECUTABLE="$("$python" -c "import sys; print(sys.executable)")" \
   -DCMAKE_BUILD_TYPE=Release "$@" >"$build_dir.log" 2>&1 || { cat "$build_dir.log" >&2; exit 1; }
 grep -h 'NeoServe:' "$build_dir.log" || true
 cmake --build "$build_dir" --parallel "$jobs"
