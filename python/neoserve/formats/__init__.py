@@ -1,0 +1,1 @@
+"""Checkpoint and quantisation formats, read into canonical tensors."""
