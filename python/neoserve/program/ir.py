@@ -5,10 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from neoserve.types.errors import NeoServeError
 from neoserve.types.tensors import WeightFormat
 
 Symbol = Literal["tokens", "rows"]
 StepArray = Literal["token_ids", "positions", "logit_rows"]
+
+LOGITS = "logits"
+"""Name of the buffer [rows, vocabulary] that holds the result of a step."""
+
+
+class ProgramError(NeoServeError):
+    """A program breaks a rule of its form: a fault of a model's definition, never of a request."""
 
 
 @dataclass(frozen=True, slots=True)

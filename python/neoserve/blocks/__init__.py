@@ -1,0 +1,1 @@
+"""Reusable layers of decoder-only models, written as calls on a Tracer."""

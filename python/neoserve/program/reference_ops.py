@@ -1,0 +1,231 @@
+"""The ops of docs/ops.md in numpy, on whole arrays: readable first, in the contract's order where numpy allows it.
+
+A fused multiply-add is formed in float64 and rounded once to float32: the product of two float32 is exact there, so
+only a double rounding of the sum (about one case in 2^29) can differ from the hardware's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from neoserve.program.plan import activation_group
+from neoserve.types.tensors import TensorRows, WeightFormat
+
+Array = npt.NDArray[np.float32]
+Precision = Literal["float32", "float64"]
+
+PARTITION = 256
+"""Positions per attention partition, a constant of the contract."""
+LANES = 16
+
+
+@dataclass(slots=True)
+class Quantized:
+    """An int8 activation: values [T, K], scales f32 and sums int32 [T, groups]."""
+
+    values: npt.NDArray[np.int8]
+    scales: Array
+    sums: npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class ReferenceWeight:
+    """A weight [N, K] in plain arrays; ``values`` is float32, int8 or uint8, the rest float32 [N, groups]."""
+
+    format: WeightFormat
+    values: npt.NDArray[np.generic]
+    scales: Array | None = None
+    minimums: Array | None = None
+    zeros: Array | None = None
+
+    @classmethod
+    def stack(cls, fmt: WeightFormat, blocks: list[TensorRows]) -> ReferenceWeight:
+        """Joins blocks of rows; scales, minimums and zeros are widened to float32, int8_channel scales to [N, 1]."""
+        values = np.concatenate([block.values for block in blocks])
+        if fmt.kind in ("f32", "bf16"):
+            return cls(fmt, values.astype(np.float32))
+
+        def widened(name: str) -> Array | None:
+            arrays = [getattr(block, name) for block in blocks]
+            if any(array is None for array in arrays):
+                return None
+            return np.concatenate(arrays).astype(np.float32).reshape(len(values), -1)
+
+        minimums = widened("minimums") if fmt.offset == "minimum" else None
+        zeros = widened("zeros") if fmt.offset == "zero" else None
+        return cls(fmt, values, widened("scales"), minimums, zeros)
+
+    def rows(self, index: npt.NDArray[np.int32]) -> Array:
+        """Dequantised rows [len(index), K], rounded as op ``embed`` says."""
+        values = self.values[index].astype(np.float32)
+        if self.scales is None:
+            return values
+        group = values.shape[1] // self.scales.shape[1]
+        scales = np.repeat(self.scales[index], group, axis=1)
+        if self.zeros is not None:
+            return (values - np.repeat(self.zeros[index], group, axis=1)) * scales
+        if self.minimums is not None:
+            return fma(values, scales, np.repeat(self.minimums[index], group, axis=1))
+        return values * scales
+
+
+def fma(a: npt.NDArray[np.generic], b: npt.NDArray[np.generic], c: npt.NDArray[np.generic]) -> Array:
+    """a * b + c rounded once to float32 (see the module's note)."""
+    return (a.astype(np.float64) * b + c).astype(np.float32)
+
+
+def round_bf16(x: Array) -> Array:
+    """Nearest-even bf16, as float32."""
+    return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def fold_lanes(lanes: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+    """The tree that ends a sixteen-lane sum, over the last axis (size 16)."""
+    for half in (8, 4, 2, 1):
+        lanes = lanes[..., :half] + lanes[..., half : 2 * half]
+    return lanes[..., 0]
+
+
+def lane_sum(x: Array, precision: Precision) -> Array:
+    """Sixteen-lane sum over the last axis."""
+    if precision == "float64":
+        return x.astype(np.float64).sum(axis=-1).astype(np.float32)
+    lanes = np.zeros((*x.shape[:-1], LANES), np.float32)
+    for start in range(0, x.shape[-1], LANES):
+        part = x[..., start : start + LANES]
+        lanes[..., : part.shape[-1]] += part
+    return np.asarray(fold_lanes(lanes), np.float32)
+
+
+def rms_norm(x: Array, weight: Array, width: int, eps: float, precision: Precision) -> Array:
+    """RMS norm over every ``width`` columns of [T, columns]."""
+    heads = x.reshape(len(x), -1, width)
+    if precision == "float64":
+        wide = heads.astype(np.float64)
+        root = np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps)
+        return (wide / root * weight).astype(np.float32).reshape(x.shape)
+    lanes = np.zeros((*heads.shape[:-1], LANES), np.float32)
+    for start in range(0, width, LANES):
+        part = heads[..., start : start + LANES]
+        lanes[..., : part.shape[-1]] = fma(part, part, lanes[..., : part.shape[-1]])
+    mean = np.asarray(fold_lanes(lanes), np.float32) / np.float32(width)
+    scale = np.float32(1) / np.sqrt(mean + np.float32(eps))
+    return ((heads * scale[..., None]) * weight).reshape(x.shape)
+
+
+def quantize(x: Array, fmt: str) -> Array | Quantized:
+    """``x`` [T, K] in activation format ``fmt``: bf16 (returned as rounded float32), int8_token or int8_gN."""
+    if fmt == "bf16":
+        return round_bf16(x)
+    group = activation_group(fmt, x.shape[1])
+    parts = x.reshape(len(x), -1, group)
+    largest = np.abs(parts).max(axis=-1)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    values = np.clip(np.rint(parts * inverse[..., None]), -127, 127).astype(np.int8)
+    sums = values.sum(axis=-1, dtype=np.int32)
+    return Quantized(values.reshape(x.shape), largest / np.float32(127), sums)
+
+
+def linear(x: Array | Quantized, weight: ReferenceWeight, precision: Precision) -> Array:
+    """x [T, K] times weight [N, K] transposed, without bias: [T, N]."""
+    if not isinstance(x, Quantized):
+        if precision == "float64":
+            return (x.astype(np.float64) @ weight.values.T.astype(np.float64)).astype(np.float32)
+        return x @ weight.values.T.astype(np.float32)
+    assert weight.scales is not None
+    if weight.format.kind == "int8_channel":
+        return integer_dot(x.values, weight.values) * (x.scales * weight.scales[:, 0])
+    group = weight.format.group
+    total = np.zeros((len(x.values), len(weight.values)), np.float64 if precision == "float64" else np.float32)
+    for index in range(weight.scales.shape[1]):
+        columns = slice(index * group, (index + 1) * group)
+        dot = integer_dot(x.values[:, columns], weight.values[:, columns])
+        activation_sum = x.sums[:, index, None].astype(np.float32)
+        activation_scale = x.scales[:, index, None]
+        if weight.zeros is not None:
+            dot = dot - weight.zeros[:, index] * activation_sum
+        total = _accumulate(dot, activation_scale * weight.scales[:, index], total)
+        if weight.minimums is not None:
+            total = _accumulate(activation_sum, activation_scale * weight.minimums[:, index], total)
+    return total.astype(np.float32)
+
+
+def _accumulate(a: Array, b: Array, total: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+    wide = a.astype(np.float64) * b + total
+    return wide.astype(total.dtype)
+
+
+def integer_dot(x: npt.NDArray[np.int8], w: npt.NDArray[np.generic]) -> Array:
+    """Exact integer dot products as float32: float64 holds every partial sum of int8 products exactly."""
+    return (x.astype(np.float64) @ w.T.astype(np.float64)).astype(np.float32)
+
+
+def rope_table(positions: npt.NDArray[np.int32], frequencies: Array, attention_factor: float) -> Array:
+    """cos then sin of float32 angles, [T, 2 * len(frequencies)]."""
+    angles = (positions.astype(np.float32)[:, None] * frequencies).astype(np.float64)
+    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    return table * np.float32(attention_factor)
+
+
+def rope(x: Array, table: Array, head_dim: int) -> Array:
+    """Rotates the first D = table columns of every head of [T, heads * head_dim]."""
+    half = table.shape[1] // 2
+    heads = x.reshape(len(x), -1, head_dim).copy()
+    cos, sin = table[:, None, :half], table[:, None, half:]
+    first, second = heads[..., :half].copy(), heads[..., half : 2 * half].copy()
+    heads[..., :half] = fma(first, cos, -(second * sin))
+    heads[..., half : 2 * half] = fma(second, cos, first * sin)
+    return heads.reshape(x.shape)
+
+
+def silu_mul(x: Array) -> Array:
+    """silu(gate) * up of [T, 2 I]."""
+    gate, up = np.split(x, 2, axis=1)
+    return gate / (np.float32(1) + np.exp(np.clip(-gate, -87.33654, 88.0))) * up
+
+
+def gelu_tanh_mul(x: Array) -> Array:
+    """gelu(gate) * up of [T, 2 I], tanh form."""
+    gate, up = np.split(x, 2, axis=1)
+    inner = np.float32(0.7978845608) * fma(np.float32(0.044715) * gate * gate, gate, gate)
+    tanh = np.float32(1) - np.float32(2) / (np.exp(np.clip(inner + inner, -87.33654, 88.0)) + np.float32(1))
+    return (np.float32(0.5) * gate) * (np.float32(1) + tanh) * up
+
+
+def attend(
+    q: Array, k: Array, v: Array, positions: npt.NDArray[np.int32], scale: float, window: int, precision: Precision
+) -> Array:
+    """Attention of one sequence.
+
+    ``q`` [T, heads, D] at ascending absolute ``positions`` [T]; ``k`` and ``v`` [L, kv heads, D] for positions
+    0 to L - 1 (rows before the first visible partition are not read). ``window`` 0 means none. Returns [T, heads * D].
+    """
+    work = np.float64 if precision == "float64" else np.float32
+    tokens, heads, head_dim = q.shape
+    queries = q.reshape(tokens, k.shape[1], -1, head_dim).astype(work)  # heads of one kv head are neighbours
+    first_visible = np.maximum(positions - window + 1, 0) if window else np.zeros_like(positions)
+    shape = queries.shape[:3]
+    maximum, total = np.full(shape, -np.inf, work), np.zeros(shape, work)
+    output = np.zeros(queries.shape, work)
+    for start in range(int(first_visible.min()) // PARTITION * PARTITION, len(k), PARTITION):
+        span = np.arange(start, min(start + PARTITION, len(k)))
+        visible = (span <= positions[:, None]) & (span >= first_visible[:, None])
+        scores = np.asarray(work(scale) * np.einsum("thgd,phd->thgp", queries, k[span].astype(work)), work)
+        scores = np.where(visible[:, None, None, :], scores, -np.inf)
+        peak = scores.max(axis=-1)
+        floor = np.where(np.isfinite(peak), peak, 0)
+        weights = np.exp(scores - floor[..., None]).astype(work)
+        part_total = np.asarray(lane_sum(weights, "float32") if work is np.float32 else weights.sum(-1), work)
+        part = np.einsum("thgp,phd->thgd", weights, v[span].astype(work)).astype(work)
+        highest = np.maximum(maximum, peak)
+        base = np.where(np.isfinite(highest), highest, 0)
+        before, now = np.exp(maximum - base).astype(work), np.exp(peak - base).astype(work)
+        total = total * before + part_total * now
+        output = output * before[..., None] + part * now[..., None]
+        maximum = highest
+    return np.asarray(output / total[..., None], np.float32).reshape(tokens, heads * head_dim)

@@ -1,0 +1,115 @@
+"""Reads the parameters of a program from a checkpoint, in blocks of rows, so that memory stays near the packed size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from neoserve.program.ir import Vector, Weight
+from neoserve.types.errors import CheckpointError
+from neoserve.types.tensors import CheckpointTensor, TensorRows, WeightFormat
+
+BLOCK_BYTES = 8 << 20
+"""Canonical bytes of values read at once: large enough to stream, small beside any model."""
+
+_VALUE_TYPES: dict[str, np.dtype[np.generic]] = {
+    "f32": np.dtype(np.float32),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "int8_channel": np.dtype(np.int8),
+    "int8_group": np.dtype(np.int8),
+    "int4_group": np.dtype(np.uint8),
+}
+
+
+def row_blocks(
+    weight: Weight, tensors: Mapping[str, CheckpointTensor], block_bytes: int = BLOCK_BYTES
+) -> Iterator[tuple[int, TensorRows]]:
+    """Yields (first row in the stacked weight, rows) over all parts of ``weight`` in order.
+
+    Raises CheckpointError naming the tensor when a part is missing, mis-shaped, or hands over rows whose arrays
+    do not fit its format, or scales that are not finite.
+    """
+    row = 0
+    for part in weight.parts:
+        tensor = _find(part, tensors)
+        if len(tensor.shape) != 2 or tensor.shape[1] != weight.k:
+            raise CheckpointError(f"{tensor.file}: tensor {part} has shape {tensor.shape}, expected (N, {weight.k})")
+        n = tensor.shape[0]
+        value_bytes = _VALUE_TYPES[weight.format.kind].itemsize
+        block = max(16, block_bytes // (weight.k * value_bytes) // 16 * 16)
+        for start in range(0, n, block):
+            stop = min(n, start + block)
+            rows = tensor.read_rows(start, stop, weight.format)
+            _check_rows(
+                f"{tensor.file}: tensor {part} rows [{start}, {stop})", rows, weight.format, stop - start, weight.k
+            )
+            yield row + start, rows
+        row += n
+    if row != weight.n:
+        raise CheckpointError(f"weight {weight.name} needs {weight.n} rows, the checkpoint's tensors have {row}")
+
+
+def vector_values(vector: Vector, tensors: Mapping[str, CheckpointTensor]) -> npt.NDArray[np.float32]:
+    """The float32 values [vector.size], parts concatenated. Raises CheckpointError naming a bad part."""
+    if vector.values is not None:
+        values = np.asarray(vector.values, np.float32)
+    else:
+        values = np.concatenate([_vector_part(part, tensors) for part in vector.parts])
+    if values.shape != (vector.size,):
+        raise CheckpointError(f"vector {vector.name} needs {vector.size} values, the checkpoint has {values.size}")
+    return values
+
+
+def _vector_part(part: str, tensors: Mapping[str, CheckpointTensor]) -> npt.NDArray[np.float32]:
+    tensor = _find(part, tensors)
+    values = np.ascontiguousarray(tensor.read_f32(), np.float32).reshape(-1)
+    if not np.isfinite(values).all():
+        bad = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise CheckpointError(f"{tensor.file}: tensor {part} holds {values[bad]} at {bad}; the file is damaged")
+    return values
+
+
+def _find(part: str, tensors: Mapping[str, CheckpointTensor]) -> CheckpointTensor:
+    tensor = tensors.get(part)
+    if tensor is None:
+        raise CheckpointError(f"tensor {part} is missing from the checkpoint; download it again")
+    return tensor
+
+
+def _check_rows(where: str, rows: TensorRows, fmt: WeightFormat, n: int, k: int) -> None:
+    """Arrays must fit the format exactly: native packing trusts their shapes."""
+    if rows.format != fmt:
+        raise CheckpointError(f"{where}: read as {rows.format}, asked for {fmt}")
+    _check_array(where, "values", rows.values, (n, k), (_VALUE_TYPES[fmt.kind],))
+    if fmt.kind in ("f32", "bf16"):
+        return
+    grouped = fmt.kind != "int8_channel"
+    shape = (n, k // fmt.group) if grouped else (n,)
+    scale_type = (np.dtype(np.float16 if fmt.scale_type == "f16" else np.float32),)
+    _check_array(where, "scales", rows.scales, shape, scale_type)
+    _check_finite(where, "scales", rows.scales)
+    if fmt.offset == "minimum":
+        _check_array(where, "minimums", rows.minimums, shape, scale_type)
+        _check_finite(where, "minimums", rows.minimums)
+    if fmt.offset == "zero":
+        _check_array(where, "zeros", rows.zeros, shape, (np.dtype(np.uint8),))
+
+
+def _check_array(
+    where: str,
+    what: str,
+    array: npt.NDArray[np.generic] | None,
+    shape: tuple[int, ...],
+    dtypes: tuple[np.dtype[np.generic], ...],
+) -> None:
+    if array is None or array.shape != shape or array.dtype not in dtypes:
+        found = "nothing" if array is None else f"{array.dtype} {array.shape}"
+        raise CheckpointError(f"{where}: {what} is {found}, expected {dtypes[0]} {shape}")
+
+
+def _check_finite(where: str, what: str, array: npt.NDArray[np.generic] | None) -> None:
+    if array is not None and not np.isfinite(array).all():
+        raise CheckpointError(f"{where}: {what} holds NaN or infinity; the file is damaged, download it again")
