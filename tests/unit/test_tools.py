@@ -1,0 +1,225 @@
+"""The repository's own checkers: each accepts what is right and is shown to fail on what is wrong."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+
+def load(name: str) -> ModuleType:
+    sys.path.insert(0, str(TOOLS))
+    try:
+        return __import__(name)
+    finally:
+        sys.path.remove(str(TOOLS))
+
+
+check_imports = load("check_imports")
+check_budgets = load("check_budgets")
+check_isa = load("check_isa")
+
+
+def make_tree(root: Path, files: dict[str, str], dependencies: str = "") -> Path:
+    (root / "pyproject.toml").write_text(f'[project]\nname = "neoserve"\ndependencies = [{dependencies}]\n')
+    for name, text in files.items():
+        path = root / "python" / "neoserve" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+class TestImports:
+    @pytest.mark.parametrize(
+        ("file", "text"),
+        [
+            ("sched/a.py", "from neoserve.cache.pages import Pages\nfrom neoserve.types import step\n"),
+            ("api/a.py", "from neoserve.engine.client import Client\nimport neoserve.text.chat\n"),
+            ("api/a.py", "from neoserve.engine import client\n"),
+            ("models/a.py", "from . import b\nfrom ..blocks import mlp\n"),
+            ("llm.py", "import neoserve.engine.core\nimport neoserve.text.chat\n"),
+            ("program/a.py", "import json\nimport neoserve._native\n"),
+        ],
+    )
+    def test_allowed(self, tmp_path: Path, file: str, text: str) -> None:
+        assert check_imports.check_tree(make_tree(tmp_path, {file: text})) == []
+
+    @pytest.mark.parametrize(
+        ("file", "text", "target"),
+        [
+            ("sched/a.py", "from neoserve.engine.core import EngineCore\n", "neoserve.engine.core"),
+            ("api/a.py", "def f():\n    from neoserve.engine import core\n", "neoserve.engine.core"),
+            ("types/a.py", "from ..cache import pages\n", "neoserve.cache.pages"),
+            ("formats/a.py", "import importlib\nimportlib.import_module('neoserve.models.llama')\n", "neoserve.models"),
+            ("text/a.py", "import neoserve._native\n", "neoserve._native"),
+            ("cli/a.py", "from neoserve.models import llama\n", "neoserve.models.llama"),
+            ("novel/a.py", "import neoserve.cache.pages\n", "no entry"),
+        ],
+    )
+    def test_forbidden(self, tmp_path: Path, file: str, text: str, target: str) -> None:
+        offences = check_imports.check_tree(make_tree(tmp_path, {file: text}))
+        assert offences
+        assert target in offences[0]
+        assert f"{file}:" in offences[0]
+
+    def test_undeclared_third_party(self, tmp_path: Path) -> None:
+        offences = check_imports.check_tree(make_tree(tmp_path, {"text/a.py": "import yaml.nodes\n"}))
+        assert len(offences) == 1
+        assert "imports yaml" in offences[0]
+
+    def test_unused_dependency(self, tmp_path: Path) -> None:
+        tree = make_tree(tmp_path, {"text/a.py": "import ml_dtypes\n"}, '"ml-dtypes>=0.4", "rich"')
+        assert check_imports.check_tree(tree) == ["pyproject.toml: dependency rich is imported nowhere"]
+
+    def test_empty_tree_is_an_offence(self, tmp_path: Path) -> None:
+        assert check_imports.check_tree(make_tree(tmp_path, {}))
+
+
+class TestBudgets:
+    def write(self, root: Path, name: str, lines: int, line: str = "x = 1") -> None:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{line}\n" * lines)
+
+    def test_file_at_the_bound(self, tmp_path: Path) -> None:
+        self.write(tmp_path, "python/a.py", 400)
+        self.write(tmp_path, "native/core/a.cpp", 400, "int x;")
+        self.write(tmp_path, "native/kernels/x86_64/avx2/a.cpp", 800, "int x;")
+        assert check_budgets.check_lines(tmp_path) == ([], 1600)
+
+    @pytest.mark.parametrize(
+        ("name", "lines"),
+        [("python/a.py", 401), ("native/core/a.h", 401), ("native/kernels/x/y/a.cpp", 801), ("tests/a.py", 801)],
+    )
+    def test_file_over_the_bound(self, tmp_path: Path, name: str, lines: int) -> None:
+        self.write(tmp_path, name, lines, "x = 1" if name.endswith("py") else "int x;")
+        offences, _ = check_budgets.check_lines(tmp_path)
+        assert len(offences) == 1
+        assert name in offences[0]
+
+    @pytest.mark.parametrize(("body", "expected"), [(59, 0), (60, 1)])
+    def test_function(self, tmp_path: Path, body: int, expected: int) -> None:
+        docstring = '    """Text\n\n    more.\n    """\n'
+        text = "class A:\n  async def f(self):\n" + docstring + "    x = 1\n" * body
+        (tmp_path / "python").mkdir()
+        (tmp_path / "python" / "a.py").write_text(text)
+        offences, _ = check_budgets.check_lines(tmp_path)
+        assert len(offences) == expected
+
+    def test_wheel_and_environment(self, tmp_path: Path) -> None:
+        small = tmp_path / "small" / "a.whl"
+        small.parent.mkdir()
+        small.write_bytes(b"x" * 1000)
+        large = tmp_path / "large.whl"
+        large.write_bytes(b"x" * 10_000_001)
+        assert check_budgets.run("wheel", [small]) == []
+        assert "large.whl: 10.0 MB" in check_budgets.run("wheel", [large])[0]
+        assert check_budgets.run("environment", [small.parent]) == []
+        assert check_budgets.run("wheel", [tmp_path / "none.whl"]) == [f"{tmp_path / 'none.whl'}: not found"]
+        size = check_budgets.tree_bytes(small.parent)
+        assert 1000 <= size < 100_000
+        assert check_budgets.check_bytes(small, 200_000_001, check_budgets.ENVIRONMENT_BYTES)
+
+    def test_hard_links_count_once(self, tmp_path: Path) -> None:
+        (tmp_path / "a").write_bytes(b"x" * 100_000)
+        before = check_budgets.tree_bytes(tmp_path)
+        (tmp_path / "b").hardlink_to(tmp_path / "a")
+        assert check_budgets.tree_bytes(tmp_path) == before
+
+
+class TestIsa:
+    @pytest.mark.parametrize(
+        ("machine", "instruction"),
+        [
+            ("x86_64", "vfmadd231ps %ymm0,%ymm1,%ymm2"),
+            ("x86_64", "vmovss 0x4(%rdi),%xmm0"),
+            ("x86_64", "vpdpbusd %zmm0,%zmm1,%zmm2"),
+            ("x86_64", "mulx %rax,%rbx,%rcx"),
+            ("x86_64", "kmovw %eax,%k1"),
+            ("aarch64", "sdot v0.4s, v1.16b, v2.4b[0]"),
+            ("aarch64", "smmla v0.4s, v1.16b, v2.16b"),
+            ("aarch64", "bfmmla v0.4s, v1.8h, v2.8h"),
+            ("aarch64", "ld1w {z0.s}, p0/z, [x0]"),
+            ("aarch64", "ldaddal w0, w1, [x2]"),
+            ("aarch64", "casal w0, w1, [x2]"),
+            ("aarch64", "fadd v0.8h, v1.8h, v2.8h"),
+            ("aarch64", "ptrue p0.b"),
+        ],
+    )
+    def test_foreign(self, machine: str, instruction: str) -> None:
+        assert check_isa.is_foreign(machine, instruction)
+
+    @pytest.mark.parametrize(
+        ("machine", "instruction"),
+        [
+            ("x86_64", "lock cmpxchg %rdx,(%rdi)"),
+            ("x86_64", "pshufb %xmm1,%xmm0"),
+            ("x86_64", "verw 0x8(%rsp)"),
+            ("x86_64", "popcnt %rax,%rax"),
+            ("aarch64", "fmla v0.4s, v1.4s, v2.s[0]"),
+            ("aarch64", "ld1 {v0.16b}, [x0]"),
+            ("aarch64", "smlal v0.4s, v1.4h, v2.4h"),
+            ("aarch64", "fcvtl v0.4s, v1.4h"),
+            ("aarch64", "fcvt s0, h0"),
+            ("aarch64", "cnt v0.8b, v0.8b"),
+        ],
+    )
+    def test_baseline(self, machine: str, instruction: str) -> None:
+        assert not check_isa.is_foreign(machine, instruction)
+
+    def test_outline_atomics_may_use_lse(self) -> None:
+        listing = ["0000 <__aarch64_ldadd4_acq_rel>:", "   4:\tldaddal\tw0, w0, [x1]"]
+        assert list(check_isa.foreign_instructions("aarch64", listing)) == []
+        listing[0] = "0000 <run>:"
+        assert list(check_isa.foreign_instructions("aarch64", listing)) == [("run", "ldaddal\tw0, w0, [x1]")]
+
+    def compile(self, folder: Path, target: str, source: str, *flags: str) -> None:
+        compiler = shutil.which("g++") or shutil.which("clang++")
+        if compiler is None or shutil.which("objdump") is None:
+            pytest.skip("needs a C++ compiler and objdump")
+        place = folder / "CMakeFiles" / f"{target}.dir"
+        place.mkdir(parents=True)
+        (folder / "a.cpp").write_text(source)
+        subprocess.run([compiler, "-O2", *flags, "-c", folder / "a.cpp", "-o", place / "a.cpp.o"], check=True)
+
+    def test_build_with_a_leak(self, tmp_path: Path) -> None:
+        if check_isa.platform.machine() != "x86_64":
+            pytest.skip("the leak is written for x86-64")
+        source = "void f(float* p) { for (int i = 0; i < 8; i++) p[i] += 1; }"
+        self.compile(tmp_path, "neoserve_native", source, "-mavx2", "-O3")
+        offences, checked = check_isa.check_build(tmp_path, None)
+        assert checked == 1
+        assert any("above the baseline" in offence for offence in offences)
+
+    def test_clean_build(self, tmp_path: Path) -> None:
+        self.compile(tmp_path, "neoserve_native", "int f(int a) { return a + 1; }")
+        assert check_isa.check_build(tmp_path, None) == ([], 1)
+
+    def test_kernel_with_weak_symbol_and_initialiser(self, tmp_path: Path) -> None:
+        source = "inline int g(int a) { return a * 3; }\nint (*table)(int) = g;\nint h(); int value = h();\n"
+        self.compile(tmp_path, "neoserve_kernels_avx2", source)
+        offences, _ = check_isa.check_build(tmp_path, None)
+        assert any("weak symbol _Z1gi" in offence for offence in offences)
+        assert any("static initialiser" in offence for offence in offences)
+
+    def test_leaf_kernel(self, tmp_path: Path) -> None:
+        source = "static int g(int a) { return a; }\nint f(int a) { return g(a); }"
+        self.compile(tmp_path, "neoserve_kernels_avx2", source)
+        assert check_isa.check_build(tmp_path, None) == ([], 1)
+
+    def test_nothing_built_is_an_offence(self, tmp_path: Path) -> None:
+        offences, checked = check_isa.check_build(tmp_path, None)
+        assert checked == 0
+        assert len(offences) == 1
+
+    def test_not_an_object(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.o"
+        path.write_bytes(b"")
+        with pytest.raises(ValueError, match="not an ELF object"):
+            check_isa.machine_of(path)
