@@ -83,6 +83,11 @@ class BlockTables:
         for allocator, pages in zip(self.allocators, held, strict=True):
             allocator.free(pages)
 
+    def reset(self) -> None:
+        """Frees everything, whoever holds it: the repair after a leak. No sequence may be running."""
+        self.allocators = tuple(PageAllocator(group.num_pages) for group in self.groups)
+        self._pages = [None] * len(self._pages)
+
     def write(self, slots: Sequence[int], width: int, out: Sequence[Int32Array]) -> None:
         """Copies the first ``width`` entries of each slot's tables to the first rows of ``out``, group by group."""
         if not slots:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -26,7 +28,7 @@ class RaggedRows:
         """Forgets all rows."""
         self._rows = self._used = 0
 
-    def append_row(self, tokens: npt.NDArray[np.int32], values: npt.NDArray[np.generic] | None) -> None:
+    def append_row(self, tokens: npt.NDArray[np.int32], values: npt.NDArray[Any] | None) -> None:
         """Adds a row with these entries."""
         end = self._used + len(tokens)
         if end > len(self._tokens):
@@ -42,7 +44,7 @@ class RaggedRows:
         self._rows += 1
         self._start[self._rows] = self._used
 
-    def views(self, rows: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.generic]]:
+    def views(self, rows: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[Any]]:
         """(start [rows + 1], tokens, values) of the rows added since clear()."""
         if rows != self._rows:
             raise ValueError(f"{rows} rows asked for, {self._rows} were added")

@@ -49,7 +49,7 @@ class RowDistribution:
 
 def modified_logits(logits: Float32Array, batch: SamplingBatch, row: int) -> Float32Array:
     """Row ``row`` of ``logits`` [rows, vocab] with bias, penalties and forbidden ids applied; NaN becomes -inf."""
-    x = logits[row].astype(np.float32)
+    x: Float32Array = logits[row].astype(np.float32)
     x[np.isnan(x)] = -np.inf
     bias = slice(batch.bias_start[row], batch.bias_start[row + 1])
     x[batch.bias_tokens[bias]] += batch.bias_values[bias]

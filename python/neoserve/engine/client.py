@@ -1,0 +1,234 @@
+"""How the API layer talks to an engine: the interface, and the client that runs the engine in a thread beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from neoserve.engine.core import EngineCore
+from neoserve.engine.stream import RequestStream, deliver
+from neoserve.types.errors import EngineDeadError, InvalidRequestError
+from neoserve.types.request import EngineStats, GenerateRequest, TokenDelta
+
+logger = logging.getLogger(__name__)
+
+_SEED_BITS = 63
+
+
+class EngineClient(Protocol):
+    """What front ends use of an engine, whether it runs in this process or in another one (design D8).
+
+    Only messages of ``neoserve.types`` cross this interface.
+    """
+
+    @property
+    def dead_reason(self) -> str | None:
+        """Why the engine serves no more; None while it does."""
+        ...
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
+        """The deltas of one request; the last has a ``finish_reason``. Closing the generator early, or cancelling its
+        consumer, aborts the request within a step.
+
+        Raises at the first item: InvalidRequestError, ContextLengthError, QueueFullError, EngineDeadError.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request within a step; its stream ends with finish_reason "abort". Unknown ids are ignored."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """A snapshot for metrics."""
+        ...
+
+    async def start(self) -> None:
+        """Makes the engine ready; further calls do nothing."""
+        ...
+
+    async def stop(self, drain_seconds: float = 0.0) -> None:
+        """Refuses new requests, lets those in flight go on for at most ``drain_seconds``, then aborts the rest and
+        frees the engine. Further calls do nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    request: GenerateRequest
+    stream: RequestStream
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+
+
+class AsyncEngine:
+    """EngineClient over an EngineCore that runs in one background thread of this process.
+
+    The thread alone touches the core. Commands reach it through a queue between steps; deltas leave it with one
+    wake-up of the event loop per step. A stream buffers what its consumer has not read, at most the request's tokens,
+    so a slow consumer delays nobody. With nothing to do the thread sleeps on a condition.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._commands: deque[_Add | _Abort] = deque()
+        self._streams: dict[str, RequestStream] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._refusing: str | None = None
+        self._stopping = False
+
+    @property
+    def core(self) -> EngineCore:
+        """The engine; other threads may use its ``check``, ``stats``, ``limits`` and ``context_length`` only."""
+        return self._core
+
+    @property
+    def dead_reason(self) -> str | None:
+        """See EngineClient."""
+        return self._core.dead_reason
+
+    def stats(self) -> EngineStats:
+        """See EngineClient. Requests whose admission is still queued count as waiting."""
+        stats = self._core.stats()
+        pending = sum(isinstance(command, _Add) for command in tuple(self._commands))
+        return replace(stats, waiting=stats.waiting + pending) if pending else stats
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
+        """See EngineClient. A request without a seed gets a fresh one."""
+        if request.sampling.seed is None:
+            request = replace(request, sampling=replace(request.sampling, seed=secrets.randbits(_SEED_BITS)))
+        self._check_accepting()
+        # Faults of the request itself are told at once, not after the step that happens to be running.
+        self._core.check(request)
+        stream = RequestStream(request.request_id, asyncio.get_running_loop())
+        self._send(_Add(request, stream))
+        try:
+            while not stream.is_exhausted:
+                for delta in await stream.read():
+                    yield delta
+        finally:
+            if not stream.has_ended:
+                self._send(_Abort(request.request_id))
+
+    async def abort(self, request_id: str) -> None:
+        """See EngineClient."""
+        self._send(_Abort(request_id))
+
+    async def start(self) -> None:
+        """See EngineClient."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="neoserve-engine", daemon=True)
+            self._thread.start()
+
+    async def stop(self, drain_seconds: float = 0.0) -> None:
+        """See EngineClient."""
+        self._refusing = "the engine is shutting down"
+        deadline = asyncio.get_running_loop().time() + drain_seconds
+        while self._busy() and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(min(0.02, drain_seconds))
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        else:
+            self._shut_down()
+
+    def _check_accepting(self) -> None:
+        if self._refusing is not None:
+            raise EngineDeadError(self._refusing)
+        if self._thread is None:
+            raise EngineDeadError("the engine is not started")
+
+    def _busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive() and bool(self._streams or self._commands)
+
+    def _send(self, command: _Add | _Abort) -> None:
+        with self._changed:
+            if not self._stopping:
+                self._commands.append(command)
+                self._changed.notify()
+                return
+        if isinstance(command, _Add):
+            raise EngineDeadError(self._refusing or "the engine is stopped")
+
+    # What follows runs in the engine thread.
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._obey_commands()
+                if self._core.has_work:
+                    self._dispatch(self._core.step())
+        except Exception as error:  # a fault of the engine itself: no request may wait for ever
+            logger.exception("the engine thread failed")
+            self._dispatch(self._core.die(f"internal fault of the engine: {type(error).__name__}: {error}"))
+        self._shut_down()
+
+    def _wait_for_work(self) -> bool:
+        """Sleeps until there is something to do; False when the engine is to end."""
+        with self._changed:
+            while not (self._commands or self._core.has_work or self._stopping):
+                self._changed.wait()
+            return not self._stopping
+
+    def _obey_commands(self) -> None:
+        while self._commands:
+            command = self._commands.popleft()
+            if isinstance(command, _Add):
+                self._admit(command)
+            else:
+                delta = self._core.abort(command.request_id)
+                self._dispatch([] if delta is None else [delta])
+
+    def _admit(self, command: _Add) -> None:
+        request_id = command.request.request_id
+        try:
+            if request_id in self._streams:
+                raise InvalidRequestError(f"request_id {request_id!r} is in use; choose another", "request_id")
+            self._core.add(command.request)
+        except Exception as error:  # refusals go to the caller
+            command.stream.refuse(error)
+            return
+        self._streams[request_id] = command.stream
+
+    def _dispatch(self, deltas: list[TokenDelta]) -> None:
+        pairs = []
+        for delta in deltas:
+            stream = self._streams.get(delta.request_id)
+            if stream is None:
+                continue
+            pairs.append((stream, delta))
+            if delta.finish_reason is not None:
+                del self._streams[delta.request_id]
+        for stream in deliver(pairs):
+            # Its event loop is closed: nobody will ever read this stream.
+            if self._streams.pop(stream.request_id, None) is not None:
+                self._core.abort(stream.request_id)
+
+    def _shut_down(self) -> None:
+        """Ends what is left; the core is closed by the thread that used it."""
+        with self._changed:
+            self._stopping = True
+            left = list(self._commands)
+            self._commands.clear()
+        reason = self._core.dead_reason or self._refusing or "the engine is stopped"
+        for command in left:
+            if isinstance(command, _Add):
+                command.stream.refuse(EngineDeadError(reason))
+        _abort_all(self._core, list(self._streams), self._dispatch)
+        self._core.close()
+
+
+def _abort_all(core: EngineCore, request_ids: list[str], dispatch: Callable[[list[TokenDelta]], None]) -> None:
+    deltas = [core.abort(request_id) for request_id in request_ids]
+    dispatch([delta for delta in deltas if delta is not None])
