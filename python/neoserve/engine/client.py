@@ -6,19 +6,19 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from neoserve.engine.core import EngineCore
 from neoserve.engine.stream import RequestStream, deliver
 from neoserve.types.errors import EngineDeadError, InvalidRequestError
-from neoserve.types.request import EngineStats, GenerateRequest, TokenDelta
+from neoserve.types.request import EngineStats, FinishReason, GenerateRequest, TokenDelta
 
 logger = logging.getLogger(__name__)
 
 _SEED_BITS = 63
+_DRAIN_POLL_SECONDS = 0.02
 
 
 class EngineClient(Protocol):
@@ -79,9 +79,10 @@ class AsyncEngine:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._commands: deque[_Add | _Abort] = deque()
-        self._streams: dict[str, RequestStream] = {}
         self._changed = threading.Condition()
+        self._commands: list[_Add | _Abort] = []
+        self._streams: dict[str, RequestStream] = {}
+        self._open: set[RequestStream] = set()
         self._thread: threading.Thread | None = None
         self._refusing: str | None = None
         self._stopping = False
@@ -99,7 +100,8 @@ class AsyncEngine:
     def stats(self) -> EngineStats:
         """See EngineClient. Requests whose admission is still queued count as waiting."""
         stats = self._core.stats()
-        pending = sum(isinstance(command, _Add) for command in tuple(self._commands))
+        with self._changed:
+            pending = sum(isinstance(command, _Add) for command in self._commands)
         return replace(stats, waiting=stats.waiting + pending) if pending else stats
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
@@ -111,11 +113,13 @@ class AsyncEngine:
         self._core.check(request)
         stream = RequestStream(request.request_id, asyncio.get_running_loop())
         self._send(_Add(request, stream))
+        self._open.add(stream)
         try:
             while not stream.is_exhausted:
                 for delta in await stream.read():
                     yield delta
         finally:
+            self._open.discard(stream)
             if not stream.has_ended:
                 self._send(_Abort(request.request_id))
 
@@ -133,24 +137,21 @@ class AsyncEngine:
         """See EngineClient."""
         self._refusing = "the engine is shutting down"
         deadline = asyncio.get_running_loop().time() + drain_seconds
-        while self._busy() and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(min(0.02, drain_seconds))
+        while self._open and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(min(_DRAIN_POLL_SECONDS, drain_seconds))
         with self._changed:
             self._stopping = True
             self._changed.notify()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
-        else:
-            self._shut_down()
+        elif self._core.dead_reason is None:
+            self._core.close()
 
     def _check_accepting(self) -> None:
         if self._refusing is not None:
             raise EngineDeadError(self._refusing)
         if self._thread is None:
             raise EngineDeadError("the engine is not started")
-
-    def _busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive() and bool(self._streams or self._commands)
 
     def _send(self, command: _Add | _Abort) -> None:
         with self._changed:
@@ -165,30 +166,33 @@ class AsyncEngine:
 
     def _run(self) -> None:
         try:
-            while self._wait_for_work():
-                self._obey_commands()
+            while (commands := self._next_commands()) is not None:
+                for command in commands:
+                    self._obey(command)
                 if self._core.has_work:
                     self._dispatch(self._core.step())
         except Exception as error:  # a fault of the engine itself: no request may wait for ever
             logger.exception("the engine thread failed")
-            self._dispatch(self._core.die(f"internal fault of the engine: {type(error).__name__}: {error}"))
+            self._core.dead_reason = f"internal fault of the engine: {type(error).__name__}: {error}"
         self._shut_down()
 
-    def _wait_for_work(self) -> bool:
-        """Sleeps until there is something to do; False when the engine is to end."""
+    def _next_commands(self) -> list[_Add | _Abort] | None:
+        """The commands given since the last call; sleeps while there are none and no work; None at the end."""
         with self._changed:
             while not (self._commands or self._core.has_work or self._stopping):
                 self._changed.wait()
-            return not self._stopping
+            if self._stopping:
+                return None
+            commands, self._commands = self._commands, []
+            return commands
 
-    def _obey_commands(self) -> None:
-        while self._commands:
-            command = self._commands.popleft()
-            if isinstance(command, _Add):
-                self._admit(command)
-            else:
-                delta = self._core.abort(command.request_id)
-                self._dispatch([] if delta is None else [delta])
+    def _obey(self, command: _Add | _Abort) -> None:
+        if isinstance(command, _Add):
+            self._admit(command)
+            return
+        delta = self._core.abort(command.request_id)
+        if delta is not None:
+            self._dispatch([delta])
 
     def _admit(self, command: _Add) -> None:
         request_id = command.request.request_id
@@ -216,19 +220,19 @@ class AsyncEngine:
                 self._core.abort(stream.request_id)
 
     def _shut_down(self) -> None:
-        """Ends what is left; the core is closed by the thread that used it."""
+        """Ends every request that is left, and the core in the thread that used it."""
         with self._changed:
             self._stopping = True
-            left = list(self._commands)
-            self._commands.clear()
-        reason = self._core.dead_reason or self._refusing or "the engine is stopped"
+            left, self._commands = self._commands, []
+        died = self._core.dead_reason
         for command in left:
             if isinstance(command, _Add):
-                command.stream.refuse(EngineDeadError(reason))
-        _abort_all(self._core, list(self._streams), self._dispatch)
+                command.stream.refuse(EngineDeadError(died or self._refusing or "the engine is stopped"))
+        reason: FinishReason = "abort" if died is None else "error"
+        self._dispatch(
+            [
+                TokenDelta(request_id=request_id, token_ids=(), finish_reason=reason, error=died)
+                for request_id in self._streams
+            ]
+        )
         self._core.close()
-
-
-def _abort_all(core: EngineCore, request_ids: list[str], dispatch: Callable[[list[TokenDelta]], None]) -> None:
-    deltas = [core.abort(request_id) for request_id in request_ids]
-    dispatch([delta for delta in deltas if delta is not None])

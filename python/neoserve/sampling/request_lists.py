@@ -16,9 +16,7 @@ _EMPTY = np.zeros(0, np.int32)
 class RequestLists:
     """Lists of one request. ``vocab_size`` bounds the logits, ``valid_vocabulary`` the ids that may be drawn."""
 
-    def __init__(
-        self, request: GenerateRequest, prompt_length: int, vocab_size: int, valid_vocabulary: int
-    ) -> None:
+    def __init__(self, request: GenerateRequest, prompt_length: int, vocab_size: int, valid_vocabulary: int) -> None:
         params = request.sampling
         bias = sorted(params.logit_bias.items())
         self.bias_tokens = np.array([token for token, _ in bias], np.int32)
