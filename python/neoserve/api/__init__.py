@@ -1,0 +1,1 @@
+"""HTTP routes, schemas and streaming of the OpenAI-compatible server; knows no tensors."""

@@ -1,0 +1,64 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import uuid
+
+from fastapi import FastAPI, Request, Response
+
+from neoserve.api.answering import answer, in_worker, read_request
+from neoserve.api.fields import COMPLETION_REFUSED
+from neoserve.api.generation import Choice, Generation
+from neoserve.api.limits import RequestLimits
+from neoserve.api.model import ServedModel
+from neoserve.api.params import completion_sampling
+from neoserve.api.prompts import Prompt, encode_prompts, parse_prompts
+from neoserve.api.render import CompletionRenderer, Echo, Envelope
+from neoserve.api.schemas import CompletionRequest
+from neoserve.api.state import ServerState
+from neoserve.api.usage import Usage
+from neoserve.types.errors import InvalidRequestError
+
+
+def register(app: FastAPI, state: ServerState) -> None:
+    """Adds the route to ``app``."""
+
+    async def completions(request: Request) -> Response:
+        """Choices are numbered prompt by prompt: choice ``i`` belongs to prompt ``i // n``."""
+        service = state.ready()
+        model = service.model
+        body = await read_request(request, state, CompletionRequest, COMPLETION_REFUSED)
+        sampling = completion_sampling(body, model.generation, state.limits)
+        prompts = await in_worker(state, lambda: _prompts(model, body, state.limits))
+        scored = body.logprobs if body.echo else None
+        choices = [
+            Choice(prompt_token_ids=prompt.token_ids, sampling=params, prompt_logprobs=scored)
+            for prompt in prompts
+            for params in sampling
+        ]
+        echoes = [_echo(model, prompt) if body.echo else None for prompt in prompts for _ in sampling]
+        envelope = Envelope(id=f"cmpl-{uuid.uuid4().hex}", model=body.model, fingerprint=model.fingerprint)
+        generation = Generation(state, service, envelope.id, choices, "prompt")
+        score_only = body.max_tokens == 0
+        renderer = CompletionRenderer(
+            envelope, echoes, body.logprobs is not None, model.tokenizer.token_bytes, score_only
+        )
+        usage = Usage([prompt.token_ids for prompt in prompts], body.n, score_only)
+        return await answer(request, body, generation, renderer, usage)
+
+    app.add_api_route("/v1/completions", completions, methods=["POST"], response_model=None)
+
+
+def _prompts(model: ServedModel, body: CompletionRequest, limits: RequestLimits) -> list[Prompt]:
+    texts = parse_prompts(body.prompt, limits)
+    if len(texts) * body.n > limits.sequences:
+        text = f"n is {body.n} with {len(texts)} prompts; at most {limits.sequences} choices in all are taken"
+        raise InvalidRequestError(text, "n", "invalid_value")
+    return encode_prompts(model, texts)
+
+
+def _echo(model: ServedModel, prompt: Prompt) -> Echo:
+    text = prompt.text
+    if text is None:
+        text = model.tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False)
+    return Echo(text, prompt.token_ids)

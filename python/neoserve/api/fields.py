@@ -1,0 +1,85 @@
+"""Request fields that are known but not (yet) supported, and the values of each that ask for nothing.
+
+A field that would change the answer is never ignored: it is refused by name, unless its value is the neutral one
+that clients send by habit. Fields that only annotate a request (``user``, ``metadata``, ``safety_identifier``,
+``prompt_cache_key``) are accepted by the schemas, as are fields that nobody knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from neoserve.types.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a field is refused, and the values that are let through because they ask for nothing."""
+
+    reason: str
+    neutral: tuple[object, ...] = ()
+
+
+_TOOLS = "tool calling is not built yet; describe the tools in a system message"
+_CONSTRAINED = "constrained decoding is not built yet; ask for the form in the prompt"
+_OTHER_SERVERS: dict[str, Refusal] = {
+    "guided_json": Refusal(_CONSTRAINED),
+    "guided_regex": Refusal(_CONSTRAINED),
+    "guided_choice": Refusal(_CONSTRAINED),
+    "guided_grammar": Refusal(_CONSTRAINED),
+    "structured_outputs": Refusal(_CONSTRAINED),
+    "grammar": Refusal(_CONSTRAINED, ("",)),
+    "json_schema": Refusal(_CONSTRAINED),
+    "regex": Refusal(_CONSTRAINED, ("",)),
+    "ebnf": Refusal(_CONSTRAINED, ("",)),
+    "use_beam_search": Refusal("beam search is not built; use n with a temperature", (False,)),
+    "length_penalty": Refusal("it belongs to beam search, which is not built", (1, 1.0)),
+    "truncate_prompt_tokens": Refusal("prompts are never cut silently; shorten the prompt", (0,)),
+    "bad_words": Refusal("use logit_bias with -100 on the token ids", ([],)),
+    "allowed_token_ids": Refusal("use logit_bias to steer single tokens"),
+    "lora_path": Refusal("adapters are not built yet"),
+    "typical_p": Refusal("use top_p or min_p", (1, 1.0)),
+    "mirostat": Refusal("use top_p or min_p", (0,)),
+}
+
+CHAT_REFUSED: Mapping[str, Refusal] = {
+    "audio": Refusal("this server produces text only"),
+    "function_call": Refusal(_TOOLS, ("none", "auto")),
+    "functions": Refusal(_TOOLS, ([],)),
+    "modalities": Refusal('this server produces text only; use ["text"]', (["text"], [])),
+    "moderation": Refusal("this server has no moderation model"),
+    "prediction": Refusal("predicted outputs are not built"),
+    "prompt_cache_options": Refusal("the prefix cache has no options per request", ({},)),
+    "prompt_cache_retention": Refusal("the prefix cache has no retention per request", ("in_memory", "in-memory")),
+    "reasoning_effort": Refusal("reasoning control is not built yet"),
+    "response_format": Refusal(f'{_CONSTRAINED}; use {{"type": "text"}}', ({"type": "text"},)),
+    "service_tier": Refusal("this server has one tier; use auto", ("auto", "default")),
+    "store": Refusal("this server stores no answers; use false", (False,)),
+    "tool_choice": Refusal(_TOOLS, ("none", "auto")),
+    "tools": Refusal(_TOOLS, ([],)),
+    "verbosity": Refusal("ask for the length in the prompt", ("medium",)),
+    "web_search_options": Refusal("this server searches nothing"),
+    **_OTHER_SERVERS,
+}
+
+COMPLETION_REFUSED: Mapping[str, Refusal] = {
+    "best_of": Refusal("only n is built; leave best_of out or give 1", (1,)),
+    "suffix": Refusal("filling in the middle is not built; put the model's own markers into the prompt", ("",)),
+    "response_format": Refusal(f'{_CONSTRAINED}; use {{"type": "text"}}', ({"type": "text"},)),
+    **_OTHER_SERVERS,
+}
+
+
+def refuse_unsupported(values: Mapping[str, object], refused: Mapping[str, Refusal]) -> None:
+    """Raises InvalidRequestError for the first field of ``values`` that asks for something unsupported."""
+    for name, value in values.items():
+        refusal = refused.get(name)
+        if refusal is None or any(_same(value, neutral) for neutral in refusal.neutral):
+            continue
+        raise InvalidRequestError(f"{name} is not supported: {refusal.reason}", name, "unsupported_parameter")
+
+
+def _same(value: object, neutral: object) -> bool:
+    """Equality that tells booleans from numbers, as JSON does."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral

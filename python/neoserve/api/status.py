@@ -1,0 +1,67 @@
+"""Routes about the server itself: models, health, version, metrics. They never show a prompt."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from neoserve import __version__
+from neoserve.api.answering import check_model
+from neoserve.api.metrics import CONTENT_TYPE
+from neoserve.api.model import ServedModel
+from neoserve.api.state import ServerState
+
+
+def register(app: FastAPI, state: ServerState) -> None:
+    """Adds the routes to ``app``."""
+
+    async def models(_: Request) -> Response:
+        """Every name of the served model."""
+        model = state.loaded().model
+        return JSONResponse({"object": "list", "data": [_card(model, name) for name in model.names]})
+
+    async def model_card(request: Request) -> Response:
+        """One name; names may hold slashes."""
+        model = state.loaded().model
+        name = request.path_params["name"]
+        check_model(name, model)
+        return JSONResponse(_card(model, name))
+
+    async def health(_: Request) -> Response:
+        """Readiness: 200 while new requests are taken, else 503 with the reason."""
+        state.ready()
+        return JSONResponse({"status": "ok"})
+
+    async def live(_: Request) -> Response:
+        """Liveness: 200 as long as the process answers, also while loading and draining."""
+        return JSONResponse({"status": state.phase})
+
+    async def version(_: Request) -> Response:
+        """The server's version."""
+        return JSONResponse({"version": __version__})
+
+    async def metrics(_: Request) -> Response:
+        """Prometheus text; see metrics.py for the names."""
+        return Response(state.loaded().metrics.render(), media_type=CONTENT_TYPE)
+
+    for path, route in (
+        ("/v1/models", models),
+        ("/v1/models/{name:path}", model_card),
+        ("/health", health),
+        ("/health/live", live),
+        ("/version", version),
+        ("/metrics", metrics),
+    ):
+        app.add_api_route(path, route, methods=["GET", "HEAD"], response_model=None)
+
+
+def _card(model: ServedModel, name: str) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "neoserve",
+        "root": model.name,
+        "max_model_len": model.context_length,
+        "details": dict(model.details),
+    }

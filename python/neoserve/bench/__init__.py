@@ -1,0 +1,1 @@
+"""What measures speed; clients of the public faces."""

@@ -1,0 +1,113 @@
+"""The ``neoserve`` command. Heavy imports stay inside the commands, so that --help answers at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from neoserve.cli import bench, chat, doctor, generate, inspect, pull, serve
+from neoserve.types.errors import NeoServeError
+
+# Typer carries its own copy of click from 0.16 on and uses the package before; both have these base classes.
+_USAGE_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
+_CLICK_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+class App(typer.Typer):
+    """A Typer application whose errors are one line each and whose exit codes are fixed.
+
+    0: done; 1: a NeoServeError, told in one line; 2: a wrong command line; 130: interrupted.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        sys.exit(main(*args, **kwargs))
+
+
+app = App(
+    name="neoserve",
+    help="Serves large language models on CPUs, with an OpenAI-compatible API.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from neoserve import __version__
+
+        typer.echo(f"neoserve {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Serves large language models on CPUs, with an OpenAI-compatible API."""
+
+
+app.command("serve")(serve.serve)
+app.command("chat")(chat.chat)
+app.command("generate")(generate.generate)
+app.command("pull")(pull.pull)
+app.command("inspect")(inspect.inspect)
+app.command("doctor")(doctor.doctor)
+app.command("bench")(bench.bench)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line (default: the process's) and returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(words, prog_name="neoserve", standalone_mode=False)
+    except NeoServeError as error:
+        return _tell(str(error), EXIT_FAILED)
+    except _USAGE_ERROR as error:
+        return _tell_usage(error, words)
+    except _CLICK_ERROR as error:
+        return _tell(_message(error), EXIT_FAILED)
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (| head); Python's own flush at exit must not complain either.
+        sys.stdout = open("/dev/null", "w")  # noqa: SIM115
+        return EXIT_FAILED
+    return result if isinstance(result, int) else 0
+
+
+def _tell_usage(error: Exception, words: Sequence[str]) -> int:
+    from neoserve.cli import foreign_flags
+
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(_message(error))
+        return EXIT_USAGE
+    own = {flag for parameter in context.command.params for flag in parameter.opts} if context is not None else set()
+    known = foreign_flags.answer(words, own)
+    if known is not None:
+        return _tell(known, EXIT_USAGE)
+    path = context.command_path if context is not None else "neoserve"
+    return _tell(f"{_message(error)} (see {path} --help)", EXIT_USAGE)
+
+
+def _message(error: Exception) -> str:
+    text = error.format_message() if hasattr(error, "format_message") else str(error)
+    return str(text)
+
+
+def _tell(text: str, code: int) -> int:
+    typer.echo(f"neoserve: {' '.join(text.split())}" if code == EXIT_FAILED else f"neoserve: {text}", err=True)
+    return code
