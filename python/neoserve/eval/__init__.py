@@ -1,0 +1,1 @@
+"""What scores models: clients of the public interfaces."""
