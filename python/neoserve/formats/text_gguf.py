@@ -1,0 +1,112 @@
+"""What a GGUF file says about text: tokenizer metadata, chat templates, tokens that end generation."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from neoserve.formats.gguf import GGUFFile, GGUFMetadata
+from neoserve.types.errors import CheckpointError
+from neoserve.types.model import GenerationDefaults, TokenizerSource
+
+_PREFIX: Final = "tokenizer."
+_TEMPLATE: Final = "tokenizer.chat_template"
+_TOKENS: Final = "tokenizer.ggml.tokens"
+_EOS_KEYS: Final = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+_ID_KEYS: Final = (*_EOS_KEYS, "tokenizer.ggml.bos_token_id")
+
+# Ends of a turn in published chat templates. Many files name only the end of a document as EOS (Gemma's among
+# them) and leave the end of the assistant's turn to the template.
+_END_OF_TURN: Final = ("<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|end|>")
+# Ends of a document: nothing that follows belongs to a chat's answer.
+_END_OF_TEXT: Final = ("<|endoftext|>", "<|end_of_text|>")
+_CONTROL: Final = 3
+_USER_DEFINED: Final = 4
+
+
+class TokenizerMetadata(Mapping[str, object]):
+    """The ``tokenizer.*`` keys of a GGUF file as Python values, each decoded when it is looked up.
+
+    A built tokenizer comes from the cache on most starts; its vocabulary is then never decoded. Pickles as a dict.
+    """
+
+    def __init__(self, metadata: GGUFMetadata) -> None:
+        self._metadata = metadata
+        self._keys = [key for key in metadata if key.startswith(_PREFIX)]
+
+    def __getitem__(self, key: str) -> object:
+        if not key.startswith(_PREFIX):
+            raise KeyError(key)
+        return self._metadata[key]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key.startswith(_PREFIX) and key in self._metadata
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __reduce__(self) -> tuple[type[dict[str, object]], tuple[dict[str, object]]]:
+        return dict, (dict(self),)
+
+
+def read_gguf_tokenizer(gguf: GGUFFile) -> TokenizerSource:
+    """The tokenizer's metadata, chat templates by name, and the digest of the stored values."""
+    metadata = gguf.metadata
+    digest = hashlib.sha256(b"gguf tokenizer")
+    templates: dict[str, str] = {}
+    for key in sorted(key for key in metadata if key.startswith(_PREFIX)):
+        kind, count, data = metadata.raw_value(key)
+        digest.update(f"\n{key} {kind} {count} {len(data)}\n".encode())
+        digest.update(data)
+        if key == _TEMPLATE:
+            templates["default"] = metadata.get_str(key)
+        elif key.startswith(_TEMPLATE + "."):
+            templates[key[len(_TEMPLATE) + 1 :]] = metadata.get_str(key)
+    return TokenizerSource(
+        gguf=TokenizerMetadata(metadata),
+        chat_templates=templates,
+        chat_template_origin=f"{gguf.paths[0].name}: {_TEMPLATE}" if templates else None,
+        digest=digest.hexdigest(),
+    )
+
+
+def read_gguf_generation(gguf: GGUFFile, vocab_size: int) -> GenerationDefaults:
+    """All tokens that end generation: the EOS, EOT and EOM ids, and of a chat model the ends of turn that
+    its template writes and the end of a document.
+
+    Raises CheckpointError for a special token id outside the vocabulary.
+    """
+    metadata = gguf.metadata
+    ids: dict[int, None] = {}
+    for key in _ID_KEYS:
+        value = metadata.get_int(key, None)
+        if value is None:
+            continue
+        if not 0 <= value < vocab_size:
+            raise CheckpointError(f"{gguf.paths[0].name}: {key} is {value}; it must be in [0, {vocab_size - 1}]")
+        if key in _EOS_KEYS:
+            ids[value] = None
+    ids.update(dict.fromkeys(_template_ends(metadata)))
+    return GenerationDefaults(eos_token_ids=tuple(ids))
+
+
+def _template_ends(metadata: GGUFMetadata) -> list[int]:
+    """Ids of the ends that a chat meets, where the vocabulary has them as special tokens."""
+    template = metadata.get_str(_TEMPLATE, "")
+    wanted = [*(text for text in _END_OF_TURN if text in template), *_END_OF_TEXT]
+    types_key = "tokenizer.ggml.token_type"
+    if not template or _TOKENS not in metadata or types_key not in metadata:
+        return []
+    tokens = metadata.get_strings(_TOKENS)
+    types = metadata.get_numbers(types_key)
+    found = []
+    for text in wanted:
+        if text in tokens:
+            index = tokens.index(text)
+            if index < len(types) and int(types[index]) in (_CONTROL, _USER_DEFINED):
+                found.append(index)
+    return found
