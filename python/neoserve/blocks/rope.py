@@ -43,7 +43,8 @@ def rope_frequencies(rope: RopeConfig, max_position: int, context_length: int | 
             result = RopeFrequencies(_plain(rope.theta, rope.rotary_dim), 1.0)
         case "linear":
             factor = _positive(rope, "factor")
-            result = RopeFrequencies(_plain(rope.theta, rope.rotary_dim) / np.float32(factor), 1.0)
+            plain = _plain(rope.theta, rope.rotary_dim)
+            result = RopeFrequencies((plain / np.float32(factor)).astype(np.float32), 1.0)
         case "dynamic":
             result = RopeFrequencies(_dynamic(rope, max_position, context_length), 1.0)
         case "llama3":
@@ -67,11 +68,12 @@ def _position_frequencies(theta: float, dim: int) -> Float32Array:
     """theta ** (i / dim) for i = 0, 2, ...: exponent and base rounded to f32, the power correctly rounded."""
     exponents = np.arange(0, dim, 2).astype(np.float32) / np.float32(dim)
     base = float(np.float32(theta))
-    return np.power(base, exponents.astype(np.float64)).astype(np.float32)
+    powers: Float32Array = np.power(base, exponents.astype(np.float64)).astype(np.float32)
+    return powers
 
 
 def _plain(theta: float, dim: int) -> Float32Array:
-    return np.float32(1.0) / _position_frequencies(theta, dim)
+    return np.reciprocal(_position_frequencies(theta, dim))
 
 
 def _dynamic(rope: RopeConfig, max_position: int, context_length: int | None) -> Float32Array:
@@ -142,7 +144,8 @@ def _with_factors(result: RopeFrequencies, factors: tuple[float, ...] | None) ->
         raise CheckpointError(
             f"rope frequency factors: found {len(factors)} values, need {result.inverse.size} positive finite ones"
         )
-    return RopeFrequencies(result.inverse / np.asarray(factors, np.float32), result.attention_factor)
+    divisors = np.asarray(factors, np.float32)
+    return RopeFrequencies((result.inverse / divisors).astype(np.float32), result.attention_factor)
 
 
 def _positive(rope: RopeConfig, field: str) -> float:

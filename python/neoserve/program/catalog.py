@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from neoserve.types.errors import ConfigurationError
+from neoserve.types.options import DTYPES, DType
 from neoserve.types.tensors import BF16, F32, CheckpointTensor, WeightFormat
-
-Dtype = Literal["auto", "float32", "bfloat16"]
-DTYPES: tuple[Dtype, ...] = ("auto", "float32", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +21,7 @@ class ParameterSpec:
 Catalog = Mapping[str, ParameterSpec]
 
 
-def choose_format(shape: tuple[int, ...], native: WeightFormat, dtype: Dtype) -> WeightFormat:
+def choose_format(shape: tuple[int, ...], native: WeightFormat, dtype: DType) -> WeightFormat:
     """The format in which a parameter is kept.
 
     Vectors (norms, biases) are always f32. Matrices: ``auto`` keeps quantised and bf16 tensors as they are and rounds
@@ -42,7 +39,7 @@ def choose_format(shape: tuple[int, ...], native: WeightFormat, dtype: Dtype) ->
     return native
 
 
-def build_catalog(tensors: Mapping[str, CheckpointTensor], dtype: Dtype) -> dict[str, ParameterSpec]:
+def build_catalog(tensors: Mapping[str, CheckpointTensor], dtype: DType) -> dict[str, ParameterSpec]:
     """Catalog of a checkpoint's tensors (canonical names) for ``dtype``; see choose_format."""
     return {
         name: ParameterSpec(tuple(tensor.shape), choose_format(tuple(tensor.shape), tensor.native_format(), dtype))

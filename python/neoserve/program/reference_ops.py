@@ -17,6 +17,7 @@ from neoserve.program.plan import activation_group
 from neoserve.types.tensors import TensorRows, WeightFormat
 
 Array = npt.NDArray[np.float32]
+AnyArray = npt.NDArray[np.floating]
 Precision = Literal["float32", "float64"]
 
 PARTITION = 256
@@ -38,7 +39,7 @@ class ReferenceWeight:
     """A weight [N, K] in plain arrays; ``values`` is float32, int8 or uint8, the rest float32 [N, groups]."""
 
     format: WeightFormat
-    values: npt.NDArray[np.generic]
+    values: npt.NDArray[np.number]
     scales: Array | None = None
     minimums: Array | None = None
     zeros: Array | None = None
@@ -46,7 +47,7 @@ class ReferenceWeight:
     @classmethod
     def stack(cls, fmt: WeightFormat, blocks: list[TensorRows]) -> ReferenceWeight:
         """Joins blocks of rows; scales, minimums and zeros are widened to float32, int8_channel scales to [N, 1]."""
-        values = np.concatenate([block.values for block in blocks])
+        values = np.concatenate([np.asarray(block.values) for block in blocks])
         if fmt.kind in ("f32", "bf16"):
             return cls(fmt, values.astype(np.float32))
 
@@ -74,14 +75,19 @@ class ReferenceWeight:
         return values * scales
 
 
-def fma(a: npt.NDArray[np.generic], b: npt.NDArray[np.generic], c: npt.NDArray[np.generic]) -> Array:
+def as_f32(x: npt.ArrayLike) -> Array:
+    """``x`` as float32."""
+    return np.asarray(x, np.float32)
+
+
+def fma(a: Array, b: Array, c: Array) -> Array:
     """a * b + c rounded once to float32 (see the module's note)."""
-    return (a.astype(np.float64) * b + c).astype(np.float32)
+    return as_f32(a.astype(np.float64) * b + c)
 
 
 def round_bf16(x: Array) -> Array:
     """Nearest-even bf16, as float32."""
-    return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+    return as_f32(x.astype(ml_dtypes.bfloat16))
 
 
 def fold_lanes(lanes: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
@@ -94,12 +100,12 @@ def fold_lanes(lanes: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
 def lane_sum(x: Array, precision: Precision) -> Array:
     """Sixteen-lane sum over the last axis."""
     if precision == "float64":
-        return x.astype(np.float64).sum(axis=-1).astype(np.float32)
+        return as_f32(x.astype(np.float64).sum(axis=-1))
     lanes = np.zeros((*x.shape[:-1], LANES), np.float32)
     for start in range(0, x.shape[-1], LANES):
         part = x[..., start : start + LANES]
         lanes[..., : part.shape[-1]] += part
-    return np.asarray(fold_lanes(lanes), np.float32)
+    return as_f32(fold_lanes(lanes))
 
 
 def rms_norm(x: Array, weight: Array, width: int, eps: float, precision: Precision) -> Array:
@@ -108,14 +114,14 @@ def rms_norm(x: Array, weight: Array, width: int, eps: float, precision: Precisi
     if precision == "float64":
         wide = heads.astype(np.float64)
         root = np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps)
-        return (wide / root * weight).astype(np.float32).reshape(x.shape)
+        return as_f32(wide / root * weight).reshape(x.shape)
     lanes = np.zeros((*heads.shape[:-1], LANES), np.float32)
     for start in range(0, width, LANES):
         part = heads[..., start : start + LANES]
         lanes[..., : part.shape[-1]] = fma(part, part, lanes[..., : part.shape[-1]])
-    mean = np.asarray(fold_lanes(lanes), np.float32) / np.float32(width)
+    mean = as_f32(fold_lanes(lanes)) / np.float32(width)
     scale = np.float32(1) / np.sqrt(mean + np.float32(eps))
-    return ((heads * scale[..., None]) * weight).reshape(x.shape)
+    return as_f32((heads * scale[..., None]) * weight).reshape(x.shape)
 
 
 def quantize(x: Array, fmt: str) -> Array | Quantized:
@@ -169,7 +175,7 @@ def rope_table(positions: npt.NDArray[np.int32], frequencies: Array, attention_f
     """cos then sin of float32 angles, [T, 2 * len(frequencies)]."""
     angles = (positions.astype(np.float32)[:, None] * frequencies).astype(np.float64)
     table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    return table * np.float32(attention_factor)
+    return as_f32(table * np.float32(attention_factor))
 
 
 def rope(x: Array, table: Array, head_dim: int) -> Array:
@@ -186,15 +192,20 @@ def rope(x: Array, table: Array, head_dim: int) -> Array:
 def silu_mul(x: Array) -> Array:
     """silu(gate) * up of [T, 2 I]."""
     gate, up = np.split(x, 2, axis=1)
-    return gate / (np.float32(1) + np.exp(np.clip(-gate, -87.33654, 88.0))) * up
+    return as_f32(gate / (np.float32(1) + _exp(-gate)) * up)
 
 
 def gelu_tanh_mul(x: Array) -> Array:
     """gelu(gate) * up of [T, 2 I], tanh form."""
     gate, up = np.split(x, 2, axis=1)
-    inner = np.float32(0.7978845608) * fma(np.float32(0.044715) * gate * gate, gate, gate)
-    tanh = np.float32(1) - np.float32(2) / (np.exp(np.clip(inner + inner, -87.33654, 88.0)) + np.float32(1))
-    return (np.float32(0.5) * gate) * (np.float32(1) + tanh) * up
+    inner = as_f32(np.float32(0.7978845608) * fma(as_f32(np.float32(0.044715) * gate * gate), gate, gate))
+    tanh = np.float32(1) - np.float32(2) / (_exp(inner + inner) + np.float32(1))
+    return as_f32((np.float32(0.5) * gate) * (np.float32(1) + tanh) * up)
+
+
+def _exp(x: Array) -> Array:
+    """exp with the contract's clamp."""
+    return as_f32(np.exp(np.clip(x, np.float32(-87.33654), np.float32(88.0))))
 
 
 def attend(
@@ -205,27 +216,36 @@ def attend(
     ``q`` [T, heads, D] at ascending absolute ``positions`` [T]; ``k`` and ``v`` [L, kv heads, D] for positions
     0 to L - 1 (rows before the first visible partition are not read). ``window`` 0 means none. Returns [T, heads * D].
     """
-    work = np.float64 if precision == "float64" else np.float32
+    work = np.dtype(np.float64 if precision == "float64" else np.float32)
     tokens, heads, head_dim = q.shape
-    queries = q.reshape(tokens, k.shape[1], -1, head_dim).astype(work)  # heads of one kv head are neighbours
-    first_visible = np.maximum(positions - window + 1, 0) if window else np.zeros_like(positions)
-    shape = queries.shape[:3]
-    maximum, total = np.full(shape, -np.inf, work), np.zeros(shape, work)
-    output = np.zeros(queries.shape, work)
-    for start in range(int(first_visible.min()) // PARTITION * PARTITION, len(k), PARTITION):
+    kv_heads = k.shape[1]
+    # [kv head, token x query head, D]: the heads of one kv head are neighbours
+    grouped = q.reshape(tokens, kv_heads, -1, head_dim).transpose(1, 0, 2, 3)
+    queries = grouped.reshape(kv_heads, -1, head_dim).astype(work)
+    last = np.repeat(positions, heads // kv_heads)
+    first = np.maximum(last - window + 1, 0) if window else np.zeros_like(last)
+    maximum = np.full(queries.shape[:2], -np.inf, work)
+    total, output = np.zeros(queries.shape[:2], work), np.zeros(queries.shape, work)
+    for start in range(int(first.min()) // PARTITION * PARTITION, len(k), PARTITION):
         span = np.arange(start, min(start + PARTITION, len(k)))
-        visible = (span <= positions[:, None]) & (span >= first_visible[:, None])
-        scores = np.asarray(work(scale) * np.einsum("thgd,phd->thgp", queries, k[span].astype(work)), work)
-        scores = np.where(visible[:, None, None, :], scores, -np.inf)
+        visible = (span >= first[:, None]) & (span <= last[:, None])
+        keys, values = (x[span].transpose(1, 0, 2).astype(work) for x in (k, v))
+        scores = np.where(visible, work.type(scale) * (queries @ keys.transpose(0, 2, 1)), work.type(-np.inf))
         peak = scores.max(axis=-1)
-        floor = np.where(np.isfinite(peak), peak, 0)
-        weights = np.exp(scores - floor[..., None]).astype(work)
-        part_total = np.asarray(lane_sum(weights, "float32") if work is np.float32 else weights.sum(-1), work)
-        part = np.einsum("thgp,phd->thgd", weights, v[span].astype(work)).astype(work)
+        weights = np.exp(scores - _finite(peak)[..., None])
         highest = np.maximum(maximum, peak)
-        base = np.where(np.isfinite(highest), highest, 0)
-        before, now = np.exp(maximum - base).astype(work), np.exp(peak - base).astype(work)
-        total = total * before + part_total * now
-        output = output * before[..., None] + part * now[..., None]
+        before, now = np.exp(maximum - _finite(highest)), np.exp(peak - _finite(highest))
+        total = total * before + _weight_sum(weights, precision) * now
+        output = output * before[..., None] + (weights @ values) * now[..., None]
         maximum = highest
-    return np.asarray(output / total[..., None], np.float32).reshape(tokens, heads * head_dim)
+    result = as_f32(output / total[..., None]).reshape(kv_heads, tokens, -1, head_dim)
+    return result.transpose(1, 0, 2, 3).reshape(tokens, heads * head_dim)
+
+
+def _finite(maximum: AnyArray) -> AnyArray:
+    """A maximum over nothing visible is -inf; 0 in its place keeps exp(-inf - it) = 0 instead of NaN."""
+    return np.where(np.isfinite(maximum), maximum, np.zeros_like(maximum))
+
+
+def _weight_sum(weights: AnyArray, precision: Precision) -> AnyArray:
+    return weights.sum(axis=-1) if precision == "float64" else lane_sum(as_f32(weights), precision)

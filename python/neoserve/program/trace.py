@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,7 +232,7 @@ class Tracer:
         """Causal attention of ``q`` [T, heads * head_dim] over the KV of ``layer``, with its group's window."""
         group = self._groups[layer.group]
         out = self._new("attended", q.rows, q.columns)
-        attributes: dict[str, int | float] = {
+        attributes = {
             "scale": float(scale),
             "window": group.window or 0,
             "heads": num_heads,
@@ -308,7 +308,7 @@ class Tracer:
         op: str,
         output: Value | None,
         inputs: Sequence[Operand],
-        attributes: dict[str, int | float],
+        attributes: Mapping[str, int | float],
         label: str,
     ) -> None:
         prefix = ".".join(self._scopes)
