@@ -161,7 +161,7 @@ def _settle_tying(config: ModelConfig, stored: dict[str, CheckpointTensor], embe
     if not config.tie_embeddings:
         if head not in stored and embedding in stored:
             raise CheckpointError(
-                f"{stored[embedding].file}: tensor {head!r} of shape {(config.vocab_size, config.hidden_size)} is missing, "
+                f"{stored[embedding].file}: tensor {head!r} (shape {stored[embedding].shape} expected) is missing, "
                 "and tie_word_embeddings is false; set it to true if the model shares its embedding"
             )
         return config
