@@ -55,17 +55,17 @@ def _half(blocks: Bytes, at: int) -> npt.NDArray[np.float16]:
 
 def _nibbles(packed: Bytes, run: int) -> Bytes:
     """Unpack runs of ``run`` bytes: their low nibbles, then their high nibbles; [..., n] -> [..., 2 n]."""
-    lead = packed.shape[:-1]
-    runs = packed.reshape(*lead, -1, 1, run)
-    out = np.empty((*lead, runs.shape[-3], 2, run), np.uint8)
+    *lead, count = packed.shape
+    runs = packed.reshape(*lead, count // run, 1, run)
+    out = np.empty((*lead, count // run, 2, run), np.uint8)
     np.bitwise_and(runs, 15, out=out[..., :1, :])
     np.right_shift(runs, 4, out=out[..., 1:, :])
-    return out.reshape(*lead, -1)
+    return out.reshape(*lead, 2 * count)
 
 
 def _fifth_bits(packed: Bytes) -> Bytes:
     """Bit i of a block's 32-bit word belongs to value i: [..., 4] -> [..., 32], each 0 or 16."""
-    return np.unpackbits(packed, axis=-1, bitorder="little") << 4
+    return np.unpackbits(packed, axis=-1, bitorder="little") << np.uint8(4)
 
 
 def _decode_q4_0(blocks: Bytes) -> Decoded:

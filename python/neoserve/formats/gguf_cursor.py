@@ -38,17 +38,18 @@ def map_file(path: Path) -> mmap.mmap:
     The mapping begins at offset 0, so that no page size (4, 16 or 64 KiB) has to divide an offset.
     """
     try:
+        if path.exists() and not path.is_file():
+            kind = "folder" if path.is_dir() else "special file"
+            raise CheckpointError(f"{path}: expected a GGUF file, found a {kind}; name the file itself")
         with path.open("rb") as stream:
-            size = stream.seek(0, 2)
-            if size == 0:
+            if stream.seek(0, 2) == 0:
                 raise CheckpointError(f"{path}: the file is empty (0 bytes); expected a GGUF file: download it again")
             return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file; check the path") from None
-    except IsADirectoryError:
-        raise CheckpointError(f"{path}: expected a GGUF file, found a folder; name the file in it") from None
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: the file cannot be mapped: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{path}: the file cannot be mapped: {reason}; check path and permissions") from error
 
 
 class Cursor:
@@ -146,10 +147,14 @@ class Cursor:
 
     def _walk(self, count: int, first: int, what: str) -> npt.NDArray[np.int64]:
         """Starts of exactly ``count`` strings, read one by one; ``first`` is the index of the first in its array."""
-        starts = np.empty(count, np.int64)
+        starts: list[int] = []
+        position, end, buffer = self.position, self.end, self.buffer
         for index in range(count):
-            starts[index] = self.position
-            item = f"string {first + index} of {what}"
-            length = self.u64(f"the length of {item}")
-            self.take(length, f"{item} (length {length})")
-        return starts
+            starts.append(position)
+            needed: int = 8 if end - position < 8 else 8 + _U64.unpack_from(buffer, position)[0]
+            if needed > end - position:
+                self.position = position
+                self.take(needed, f"string {first + index} of {what}")
+            position += needed
+        self.position = position
+        return np.array(starts, np.int64)

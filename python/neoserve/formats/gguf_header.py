@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from neoserve.types.errors import CheckpointError, UnsupportedModelError
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT = 32
+# By number of dimensions: the dimensions, the type, the offset.
+_INFO_LAYOUTS = {count: struct.Struct(f"<{count}QIQ") for count in range(1, _MAX_DIMENSIONS + 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +113,13 @@ def _read_infos(cursor: Cursor, count: int) -> list[_TensorInfo]:
 def _read_info(cursor: Cursor, what: str) -> _TensorInfo:
     name = cursor.name(f"the name of {what}")
     what = f"tensor {shown(name)}"
-    dimensions = cursor.u32(f"the number of dimensions of {what}")
+    dimensions = cursor.u32(what)
     if not 1 <= dimensions <= _MAX_DIMENSIONS:
         cursor.fail(f"{what} has {dimensions} dimensions; expected 1 to {_MAX_DIMENSIONS}; {DAMAGED}")
-    shape = tuple(cursor.u64(f"the dimensions of {what}") for _ in range(dimensions))[::-1]
-    block_type = _block_type(cursor, what, cursor.u32(f"the type of {what}"))
-    offset = cursor.u64(f"the offset of {what}")
+    layout = _INFO_LAYOUTS[dimensions]
+    *extents, number, offset = layout.unpack_from(cursor.buffer, cursor.take(layout.size, what))
+    shape = tuple(reversed(extents))
+    block_type = _block_type(cursor, what, number)
     if 0 in shape:
         cursor.fail(f"{what} has shape {shape}; expected dimensions of at least 1; {DAMAGED}")
     if shape[-1] % block_type.size:

@@ -183,12 +183,12 @@ class GGUFTensor:
 
     def _quantised(self, start: int, stop: int) -> TensorRows:
         decoded = self._decode(start, stop)
-        count = stop - start
-        scales = decoded.scales.reshape(count, -1)
-        zeros = np.full(scales.shape, 8, np.uint8) if self._type.native.offset == "zero" else None
-        minimums = None if decoded.minimums is None else decoded.minimums.reshape(count, -1)
-        values = decoded.values.reshape(count, self.columns)
-        return TensorRows(self._type.native, values, scales, minimums, zeros)
+        native = self._type.native
+        groups = (stop - start, self.columns // native.group)
+        zeros = np.full(groups, 8, np.uint8) if native.offset == "zero" else None
+        minimums = None if decoded.minimums is None else decoded.minimums.reshape(groups)
+        values = decoded.values.reshape(stop - start, self.columns)
+        return TensorRows(native, values, decoded.scales.reshape(groups), minimums, zeros)
 
     def _dequantise(self, start: int, stop: int, out: npt.NDArray[np.float32]) -> None:
         decoded = self._decode(start, stop)
