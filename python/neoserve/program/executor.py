@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from neoserve.program.catalog import Catalog, build_catalog
+from neoserve.program.dump import weight_bytes
 from neoserve.program.ir import Program
 from neoserve.program.machine import available_memory, default_threads
 from neoserve.program.memory import KvPlan, plan_kv
@@ -36,6 +37,10 @@ class Checkpoint(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, CheckpointTensor]: ...
+
+    def release_pages(self) -> None:
+        """Takes the pages of the mapped files out of resident memory; called after each packed weight."""
+        ...
 
 
 class ProgramBuilder(Protocol):
@@ -70,8 +75,8 @@ def prepare(
 ) -> PreparedModel:
     """Chooses weight formats (see catalog.choose_format), traces, verifies and plans; reads no weight.
 
-    KV is f32 with dtype float32, else bf16. ``available_bytes`` (default: what this machine has) bounds the KV cache
-    together with ``options.kv_cache_bytes``; see memory.plan_kv.
+    KV is f32 with dtype float32, else bf16. Without ``options.kv_cache_bytes`` the KV cache takes up to half of what
+    the weights leave of ``available_bytes`` (default: what this process may still take); see memory.plan_kv.
 
     Raises CheckpointError, UnsupportedModelError or ConfigurationError naming what does not fit.
     """
@@ -81,6 +86,7 @@ def prepare(
     _check_context(config, options.context_length)
     context = options.context_length or config.max_position
     program = _trace(config, catalog, build_program, context)
+    room = available_memory() if available_bytes is None else available_bytes
     kv = plan_kv(
         program.kv_groups,
         page_size=options.page_size,
@@ -89,7 +95,7 @@ def prepare(
         context_length=options.context_length,
         max_sequences=options.max_running_requests,
         kv_cache_bytes=options.kv_cache_bytes,
-        available_bytes=available_memory() if available_bytes is None else available_bytes,
+        available_bytes=max(0, room - sum(weight_bytes(weight) for weight in program.weights.values())),
     )
     if kv.context_length != context:  # dynamic rope depends on it
         program = _trace(config, catalog, build_program, kv.context_length)
@@ -125,6 +131,7 @@ def build_executor(
         threads=options.num_threads or default_threads(),
         force=options.kernel_force or "",
         progress=progress,
+        after_weight=checkpoint.release_pages,
     )
 
 

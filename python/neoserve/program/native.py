@@ -26,7 +26,8 @@ class NativeExecutor:
 
     Weights are read from ``tensors`` in blocks of rows and packed for the kernel rows that this CPU has; ``force``
     names a row or feature set that must be used (empty: the best). ``kv_dtype`` is "f32" or "bf16". ``threads``
-    counts the calling thread. Raises ConfigurationError when the machine cannot do what is asked, CheckpointError on
+    counts the calling thread. ``after_weight`` is called when a weight is packed, so that the checkpoint may give its
+    pages back. Raises ConfigurationError when the machine cannot do what is asked, CheckpointError on
     bad tensors.
     """
 
@@ -41,13 +42,14 @@ class NativeExecutor:
         threads: int,
         force: str = "",
         progress: Progress | None = None,
+        after_weight: Callable[[], None] | None = None,
     ) -> None:
         self.limits = limits
         self.program = program
         self.kv_dtype = kv_dtype
         self.threads = threads
         self._model: Any = _create_model(plan, limits, kv_dtype, threads, force)
-        weight_ids = self._add_weights(tensors, force, progress)
+        weight_ids = self._add_weights(tensors, force, progress, after_weight)
         vector_ids = {
             name: self._model.add_vector(vector_values(vector, tensors)) for name, vector in program.vectors.items()
         }
@@ -94,7 +96,11 @@ class NativeExecutor:
         return self._model
 
     def _add_weights(
-        self, tensors: Mapping[str, CheckpointTensor], force: str, progress: Progress | None
+        self,
+        tensors: Mapping[str, CheckpointTensor],
+        force: str,
+        progress: Progress | None,
+        after_weight: Callable[[], None] | None,
     ) -> dict[str, int]:
         total = sum(tensors[part].nbytes for weight in self.program.weights.values() for part in weight.parts)
         done, ids = 0, {}
@@ -102,6 +108,8 @@ class NativeExecutor:
             if progress is not None:
                 progress(done, total, name)
             ids[name] = self._open_model().add_weight(pack_weight(weight, tensors, force))
+            if after_weight is not None:
+                after_weight()
             done += sum(tensors[part].nbytes for part in weight.parts)
         if progress is not None:
             progress(done, total, "")
