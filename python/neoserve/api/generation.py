@@ -72,6 +72,7 @@ class Generation:
         With ``keep_alive``, an empty batch comes after so many seconds of silence. Raises what the engine raised
         (InvalidRequestError, QueueFullError, EngineDeadError) or ApiError when a choice failed.
         """
+        self._state.ready()  # A drain may have begun while the prompt was being tokenised.
         self._state.enter(self)
         tasks: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(self._run(index, choice)) for index, choice in enumerate(self._choices)
@@ -99,10 +100,6 @@ class Generation:
             timer.discard()
             if isinstance(error, InvalidRequestError) and error.param in _PROMPT_FIELDS:
                 error.param = self._prompt_field
-            self.fail(error)
-        except EngineDeadError as error:
-            self._state.engine_died(str(error))
-            timer.finish("error")
             self.fail(error)
         except Exception as error:
             timer.finish("error")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from neoserve.text.template import ChatTemplate
-from neoserve.text.tokenizer import Tokenizer
 from neoserve.types.model import GenerationDefaults
+
+if TYPE_CHECKING:
+    from neoserve.text.template import ChatTemplate
+    from neoserve.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,13 +101,11 @@ class ChatRenderer:
         choices: list[Json] = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": "".join(texts), "refusal": None},
-                "logprobs": {"content": entries, "refusal": None} if self._logprobs else None,
+                "message": {"role": "assistant", "content": "".join(self._texts[index]), "refusal": None},
+                "logprobs": {"content": self._entries[index], "refusal": None} if self._logprobs else None,
                 "finish_reason": reason,
             }
-            for index, (texts, entries, reason) in enumerate(
-                zip(self._texts, self._entries, self._reasons, strict=True)
-            )
+            for index, reason in enumerate(self._reasons)
         ]
         return self._envelope.wrap("chat.completion", choices, usage=usage.body())
 

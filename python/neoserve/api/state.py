@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -12,25 +11,13 @@ from neoserve.api.errors import ApiError, unavailable
 from neoserve.api.limits import RequestLimits
 from neoserve.api.metrics import Metrics
 from neoserve.api.model import ServedModel
-from neoserve.types.request import EngineStats, GenerateRequest, TokenDelta
+from neoserve.engine.client import EngineClient
 
-Phase = Literal["loading", "ready", "draining", "failed"]
+Phase = Literal["loading", "ready", "draining"]
 
 # Tokenising and JSON work off the event loop; two, so that one huge prompt does not hold up the others.
 _WORKERS = 2
 _LOADING_RETRY_SECONDS = 2
-
-
-class Engine(Protocol):
-    """What the routes need of an engine client.
-
-    ``generate`` raises InvalidRequestError, QueueFullError or EngineDeadError before its first delta; closing the
-    generator before its last delta aborts the request.
-    """
-
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]: ...
-
-    def stats(self) -> EngineStats: ...
 
 
 class Cancellable(Protocol):
@@ -44,33 +31,27 @@ class Service:
     """All that is there once the model is loaded."""
 
     model: ServedModel
-    engine: Engine
+    engine: EngineClient
     metrics: Metrics
 
 
 class ServerState:
-    """Phases: loading, ready, draining (finishes what runs, refuses what is new), failed (the engine died)."""
+    """Phases: loading, ready, draining (finishes what runs, refuses what is new)."""
 
     def __init__(self, limits: RequestLimits | None = None) -> None:
         self.limits = limits or RequestLimits()
         self.phase: Phase = "loading"
-        self.failure = ""
         self.worker = ThreadPoolExecutor(_WORKERS, thread_name_prefix="neoserve-text")
         self._service: Service | None = None
         self._active: set[Cancellable] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def attach(self, model: ServedModel, engine: Engine) -> None:
+    def attach(self, model: ServedModel, engine: EngineClient) -> None:
         """The model is loaded; requests are taken from now on, unless the server is already stopping."""
         self._service = Service(model, engine, Metrics(model.name, engine.stats))
         if self.phase == "loading":
             self.phase = "ready"
-
-    def engine_died(self, text: str) -> None:
-        """Every further request, and /health, answer 503 with ``text``."""
-        self.phase = "failed"
-        self.failure = text
 
     def loaded(self) -> Service:
         """The service in whatever phase; raises ApiError 503 while the model is loading."""
@@ -82,9 +63,10 @@ class ServerState:
         """The service; raises ApiError 503 unless new requests are taken."""
         if self.phase == "draining":
             raise unavailable("the server is shutting down", "shutting_down")
-        if self.phase == "failed":
-            raise unavailable(f"the engine has stopped: {self.failure}", "engine_dead", retry_after=5)
-        return self.loaded()
+        service = self.loaded()
+        if service.engine.dead_reason is not None:
+            raise unavailable(f"the engine has stopped: {service.engine.dead_reason}", "engine_dead", retry_after=5)
+        return service
 
     def enter(self, generation: Cancellable) -> None:
         """``generation`` has begun; a drain waits for it."""
@@ -102,8 +84,7 @@ class ServerState:
 
         Returns whether all of them ended by themselves.
         """
-        if self.phase != "failed":
-            self.phase = "draining"
+        self.phase = "draining"
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except asyncio.TimeoutError:

