@@ -1,0 +1,351 @@
+#include "exec/model.h"
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+
+#include "exec/trigonometry.h"
+
+namespace neoserve {
+namespace {
+
+// Query rows that one attention work unit holds: enough to reuse a K tile, few enough to balance threads.
+constexpr int32_t kSpanTokens = 16;
+
+[[noreturn]] void reject(const std::string& what) { throw std::invalid_argument("step refused: " + what); }
+
+void within(const char* name, int32_t value, int32_t low, int32_t high) {
+  if (value >= low && value <= high) return;
+  reject(std::string(name) + " is " + std::to_string(value) + "; it must be in [" + std::to_string(low) + ", " + std::to_string(high) + "]");
+}
+
+}  // namespace
+
+Model::Model(int threads, std::vector<int> cpus, size_t arena_bytes, ModelLimits limits, const Force& force)
+    : limits_(limits), force_(force), pool_(threads, std::move(cpus)), arena_(arena_bytes) {
+  const auto sequences = static_cast<size_t>(limits.max_sequences);
+  arrays_.token_ids.resize(static_cast<size_t>(limits.max_tokens));
+  arrays_.positions.resize(static_cast<size_t>(limits.max_tokens));
+  arrays_.query_start.resize(sequences + 1);
+  arrays_.context_len.resize(sequences);
+  arrays_.logit_rows.resize(static_cast<size_t>(limits.max_rows));
+  scratch_.resize(static_cast<size_t>(threads));
+}
+
+size_t Model::add_group(int32_t layers, int32_t kv_heads, int32_t head_dim, int32_t num_pages) {
+  KvGroup group{};
+  group.layers = layers, group.kv_heads = kv_heads, group.head_dim = head_dim, group.num_pages = num_pages;
+  const size_t element = limits_.kv_bf16 ? 2 : 4;
+  group.layer_bytes = 2 * element * static_cast<size_t>(kv_heads) * static_cast<size_t>(head_dim) * static_cast<size_t>(limits_.page_size);
+  group.page_stride = round_up(group.layer_bytes * static_cast<size_t>(layers), kCacheLine);
+  // A stride that is a multiple of 4096 would map equal places of all pages to one cache set.
+  if (group.page_stride % 4096 == 0) group.page_stride += kCacheLine;
+  group.pages = Memory(group.page_stride * static_cast<size_t>(num_pages));
+  group.block_tables.resize(static_cast<size_t>(limits_.max_sequences) * static_cast<size_t>(limits_.max_pages_per_sequence));
+  groups_.push_back(std::move(group));
+  return groups_.back().page_stride;
+}
+
+int32_t Model::add_vector(std::vector<float> values) {
+  vectors_.push_back(std::move(values));
+  return static_cast<int32_t>(vectors_.size()) - 1;
+}
+
+void Model::add(Instruction instruction) {
+  if (instruction.code == OpCode::kAttention) {
+    const auto heads = static_cast<size_t>(instruction.heads / instruction.kv_heads);
+    const size_t floats = attention_scratch_floats(kSpanTokens * heads, static_cast<size_t>(instruction.head_dim));
+    for (std::vector<float>& scratch : scratch_) scratch.resize(std::max(scratch.size(), floats));
+  }
+  if (instruction.code == OpCode::kEmbed) embedding_rows_ = instruction.weight->n();
+  instructions_.push_back(std::move(instruction));
+}
+
+const float* Model::logits() const {
+  if (instructions_.empty()) throw std::logic_error("the model has no instructions");
+  return f32(instructions_.back().out);
+}
+
+int32_t Model::vocabulary() const { return instructions_.empty() ? 0 : instructions_.back().out.buffer_columns; }
+
+void Model::set_profiling(bool on) {
+  profiling_ = on;
+  for (Instruction& instruction : instructions_) instruction.seconds = 0;
+}
+
+void Model::check(int32_t tokens, int32_t sequences, int32_t rows) const {
+  within("num_tokens", tokens, 1, limits_.max_tokens);
+  within("num_sequences", sequences, 1, limits_.max_sequences);
+  within("num_logit_rows", rows, 0, limits_.max_rows);
+  for (int32_t t = 0; t < tokens && embedding_rows_ > 0; ++t) {
+    within("token_ids", arrays_.token_ids[static_cast<size_t>(t)], 0, embedding_rows_ - 1);
+  }
+  for (int32_t r = 0; r < rows; ++r) within("logit_rows", arrays_.logit_rows[static_cast<size_t>(r)], 0, tokens - 1);
+  if (arrays_.query_start[0] != 0 || arrays_.query_start[static_cast<size_t>(sequences)] != tokens) {
+    reject("query_start must run from 0 to num_tokens");
+  }
+  for (size_t s = 0; s < static_cast<size_t>(sequences); ++s) {
+    const int32_t first = arrays_.query_start[s], end = arrays_.query_start[s + 1], length = arrays_.context_len[s];
+    within("query_start", end, first + 1, tokens);
+    within("context_len", length, end - first, limits_.max_pages_per_sequence * limits_.page_size);
+    for (int32_t t = first; t < end; ++t) {
+      const int32_t position = length - (end - t);
+      within("positions", arrays_.positions[static_cast<size_t>(t)], position, position);
+    }
+    const int32_t pages = (length + limits_.page_size - 1) / limits_.page_size;
+    for (const KvGroup& group : groups_) {
+      const int32_t* table = group.block_tables.data() + s * static_cast<size_t>(limits_.max_pages_per_sequence);
+      for (int32_t p = 0; p < pages; ++p) within("block_tables", table[p], 0, group.num_pages - 1);
+    }
+  }
+}
+
+void Model::plan_spans() {
+  spans_.clear();
+  // Later tokens see more keys: they come first, so that the longest units do not end the step.
+  for (int32_t s = 0; s < sequences_; ++s) {
+    const int32_t first = arrays_.query_start[static_cast<size_t>(s)], end = arrays_.query_start[static_cast<size_t>(s) + 1];
+    for (int32_t t = first; t < end; t += kSpanTokens) spans_.push_back({s, t, std::min(kSpanTokens, end - t)});
+  }
+  std::stable_sort(spans_.begin(), spans_.end(), [this](const TokenSpan& a, const TokenSpan& b) {
+    return arrays_.positions[static_cast<size_t>(a.first)] > arrays_.positions[static_cast<size_t>(b.first)];
+  });
+}
+
+void Model::forward(int32_t tokens, int32_t sequences, int32_t rows) {
+  if (instructions_.empty()) throw std::logic_error("the model has no instructions");
+  check(tokens, sequences, rows);
+  tokens_ = tokens, sequences_ = sequences, rows_ = rows;
+  plan_spans();
+  const size_t count = instructions_.size();
+  if (counter_count_ < count) {
+    counters_ = std::make_unique<ChunkCounter[]>(count);
+    counter_count_ = count;
+  }
+  for (size_t i = 0; i < count; ++i) counters_[i].next.store(0, std::memory_order_relaxed);
+  pool_.run([this, count](int thread) {
+    for (size_t i = 0; i < count; ++i) {
+      Instruction& instruction = instructions_[i];
+      const Chunks work = chunks(instruction);
+      if (work.count == 0) continue;
+      const auto start = profiling_ && thread == 0 ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point{};
+      const int32_t parts = (work.count + work.size - 1) / work.size;
+      for (int32_t part = counters_[i].claim(); part < parts; part = counters_[i].claim()) {
+        run_chunk(instruction, part * work.size, std::min(work.count, (part + 1) * work.size), thread);
+      }
+      pool_.barrier().wait();
+      if (profiling_ && thread == 0) instruction.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
+  });
+}
+
+// How an instruction's work divides: `count` items, claimed `size` at a time. Sizes follow the bytes and the arithmetic
+// of an item; the result does not depend on them.
+Model::Chunks Model::chunks(const Instruction& instruction) const {
+  const int32_t threads = pool_.threads();
+  const int32_t rows = row_count(instruction.code == OpCode::kKvWrite ? Symbol::kTokens : instruction.out.symbol);
+  switch (instruction.code) {
+    case OpCode::kLinear: {
+      if (rows == 0) return {0, 1};
+      const int32_t blocks = (instruction.weight->n() + kBlock - 1) / kBlock;
+      // Four chunks a thread: a descheduled thread leaves the rest to others, and the tail stays short.
+      return {blocks, std::max(1, blocks / (threads * 4))};
+    }
+    case OpCode::kAttention:
+      return {static_cast<int32_t>(spans_.size()) * instruction.kv_heads, 1};
+    case OpCode::kKvWrite:
+      return {static_cast<int32_t>(spans_.size()), 1};
+    default:
+      return {rows, std::max(1, std::min(64, rows / (threads * 2)))};
+  }
+}
+
+float* Model::f32(const ViewOperand& view) const { return reinterpret_cast<float*>(arena_.data() + view.offset) + view.column; }
+
+void Model::run_chunk(const Instruction& instruction, int32_t begin, int32_t end, int thread) {
+  switch (instruction.code) {
+    case OpCode::kLinear:
+      return run_linear(instruction, begin, end);
+    case OpCode::kQuantize:
+      return run_quantize(instruction, begin, end);
+    case OpCode::kAttention:
+      for (int32_t unit = begin; unit < end; ++unit) run_attention(instruction, unit, thread);
+      return;
+    case OpCode::kKvWrite:
+      for (int32_t unit = begin; unit < end; ++unit) {
+        const TokenSpan& span = spans_[static_cast<size_t>(unit)];
+        KvWriteArgs args{};
+        args.kv = kv_layer(instruction, span.sequence);
+        args.stride = stride(instruction.in);
+        args.k = f32(instruction.in) + static_cast<size_t>(span.first) * args.stride;
+        args.v = f32(instruction.second) + static_cast<size_t>(span.first) * args.stride;
+        args.position = arrays_.positions[static_cast<size_t>(span.first)];
+        args.rows = span.count;
+        instruction.row->run.kv_write(args);
+      }
+      return;
+    default:
+      return run_rowwise(instruction, begin, end);
+  }
+}
+
+namespace {
+
+// Parts of an int8 activation buffer (neoserve/program/plan.py, buffer_layout).
+struct Int8Parts {
+  size_t row_bytes, groups, scales, sums;
+};
+
+Int8Parts int8_parts(const ViewOperand& view, const ModelLimits& limits) {
+  const auto rows = static_cast<size_t>(view.symbol == Symbol::kTokens ? limits.max_tokens : limits.max_rows);
+  const auto columns = static_cast<size_t>(view.buffer_columns);
+  Int8Parts parts{};
+  parts.row_bytes = round_up(columns, kCacheLine);
+  parts.groups = columns / static_cast<size_t>(view.group);
+  parts.scales = view.offset + rows * parts.row_bytes;
+  parts.sums = parts.scales + round_up(rows * parts.groups * 4, kCacheLine);
+  return parts;
+}
+
+}  // namespace
+
+void Model::run_linear(const Instruction& instruction, int32_t begin, int32_t end) {
+  LinearArgs args{};
+  instruction.weight->fill(args);
+  const ViewOperand& in = instruction.in;
+  if (in.kind == ActivationKind::kInt8) {
+    const Int8Parts parts = int8_parts(in, limits_);
+    args.x = arena_.data() + in.offset;
+    args.x_stride = parts.row_bytes;
+    args.x_groups = parts.groups;
+    args.x_scales = reinterpret_cast<const float*>(arena_.data() + parts.scales);
+    args.x_sums = reinterpret_cast<const int32_t*>(arena_.data() + parts.sums);
+  } else {
+    const size_t element = in.kind == ActivationKind::kF32 ? 4 : 2;
+    args.x = arena_.data() + in.offset + static_cast<size_t>(in.column) * element;
+    args.x_stride = static_cast<size_t>(in.buffer_columns) * element;
+  }
+  args.bias = instruction.vector >= 0 ? vectors_[static_cast<size_t>(instruction.vector)].data() : nullptr;
+  args.out = f32(instruction.out);
+  args.out_stride = stride(instruction.out);
+  args.rows = row_count(instruction.out.symbol);
+  args.accumulate = instruction.accumulate;
+  args.block_begin = begin;
+  args.block_end = end;
+  instruction.row->run.linear(args);
+}
+
+void Model::run_quantize(const Instruction& instruction, int32_t begin, int32_t end) {
+  const ViewOperand& out = instruction.out;
+  QuantizeArgs args{};
+  args.x = f32(instruction.in);
+  args.x_stride = stride(instruction.in);
+  args.out = arena_.data() + out.offset;
+  args.columns = out.buffer_columns;
+  args.row_begin = begin;
+  args.row_end = end;
+  if (out.kind == ActivationKind::kBf16) {
+    args.out_stride = static_cast<size_t>(out.buffer_columns) * 2;
+    args.padded_columns = out.buffer_columns;
+  } else {
+    const Int8Parts parts = int8_parts(out, limits_);
+    args.out_stride = parts.row_bytes;
+    args.padded_columns = static_cast<int32_t>(parts.row_bytes);
+    args.groups = parts.groups;
+    args.group = out.group;
+    args.scales = reinterpret_cast<float*>(arena_.data() + parts.scales);
+    args.sums = reinterpret_cast<int32_t*>(arena_.data() + parts.sums);
+  }
+  instruction.row->run.quantize(args);
+}
+
+KvLayerArgs Model::kv_layer(const Instruction& instruction, int32_t sequence) {
+  KvGroup& group = groups_[static_cast<size_t>(instruction.group)];
+  KvLayerArgs args{};
+  args.pages = group.pages.data();
+  args.page_stride = group.page_stride;
+  args.layer_offset = static_cast<size_t>(instruction.layer) * group.layer_bytes;
+  args.block_table = group.block_tables.data() + static_cast<size_t>(sequence) * static_cast<size_t>(limits_.max_pages_per_sequence);
+  args.page_size = limits_.page_size;
+  args.kv_heads = group.kv_heads;
+  args.head_dim = group.head_dim;
+  return args;
+}
+
+void Model::run_attention(const Instruction& instruction, int32_t unit, int thread) {
+  const TokenSpan& span = spans_[static_cast<size_t>(unit / instruction.kv_heads)];
+  const int32_t kv_head = unit % instruction.kv_heads, shared = instruction.heads / instruction.kv_heads;
+  const size_t column = static_cast<size_t>(kv_head) * static_cast<size_t>(shared) * static_cast<size_t>(instruction.head_dim);
+  AttentionArgs args{};
+  args.kv = kv_layer(instruction, span.sequence);
+  args.q_stride = stride(instruction.in);
+  args.q = f32(instruction.in) + static_cast<size_t>(span.first) * args.q_stride + column;
+  args.out_stride = stride(instruction.out);
+  args.out = f32(instruction.out) + static_cast<size_t>(span.first) * args.out_stride + column;
+  args.scratch = scratch_[static_cast<size_t>(thread)].data();
+  args.kv_head = kv_head;
+  args.heads = shared;
+  args.position = arrays_.positions[static_cast<size_t>(span.first)];
+  args.rows = span.count;
+  args.window = instruction.window;
+  args.scale = instruction.scale;
+  instruction.row->run.attention(args);
+}
+
+void Model::run_rowwise(const Instruction& instruction, int32_t begin, int32_t end) {
+  const ViewOperand &in = instruction.in, &out = instruction.out;
+  switch (instruction.code) {
+    case OpCode::kEmbed:
+      for (int32_t t = begin; t < end; ++t) {
+        instruction.weight->gather(arrays_.token_ids[static_cast<size_t>(t)], instruction.scale, f32(out) + static_cast<size_t>(t) * stride(out));
+      }
+      return;
+    case OpCode::kRmsNorm:
+      return instruction.row->run.rms_norm({f32(in), stride(in), vectors_[static_cast<size_t>(instruction.vector)].data(), f32(out), stride(out),
+                                            begin, end, out.columns, instruction.width, instruction.epsilon});
+    case OpCode::kRopeTable: {
+      const std::vector<float>& frequencies = vectors_[static_cast<size_t>(instruction.vector)];
+      const size_t half = frequencies.size();
+      for (int32_t t = begin; t < end; ++t) {
+        float* table = f32(out) + static_cast<size_t>(t) * stride(out);
+        for (size_t i = 0; i < half; ++i) {
+          const float angle = static_cast<float>(arrays_.positions[static_cast<size_t>(t)]) * frequencies[i];
+          double cosine, sine;
+          cos_sin(static_cast<double>(angle), cosine, sine);
+          table[i] = static_cast<float>(cosine) * instruction.scale;
+          table[half + i] = static_cast<float>(sine) * instruction.scale;
+        }
+      }
+      return;
+    }
+    case OpCode::kRope:
+      return instruction.row->run.rope({f32(out), stride(out), f32(instruction.second), begin, end, out.columns / instruction.head_dim,
+                                        instruction.head_dim, instruction.second.columns});
+    case OpCode::kGated:
+      return instruction.row->run.gated({f32(in), stride(in), f32(out), stride(out), begin, end, out.columns});
+    case OpCode::kAdd:
+      return instruction.row->run.add({f32(out), stride(out), f32(instruction.second), stride(instruction.second), begin, end, out.columns});
+    case OpCode::kGatherRows:
+      for (int32_t r = begin; r < end; ++r) {
+        const float* source = f32(in) + static_cast<size_t>(arrays_.logit_rows[static_cast<size_t>(r)]) * stride(in);
+        std::copy(source, source + out.columns, f32(out) + static_cast<size_t>(r) * stride(out));
+      }
+      return;
+    default:
+      return;
+  }
+}
+
+void Model::sample(const SampleInputs& inputs, const SampleOutputs& outputs) {
+  if (inputs.rows != rows_) {
+    throw std::invalid_argument("sampling batch has " + std::to_string(inputs.rows) + " rows, the step computed " + std::to_string(rows_));
+  }
+  const float* values = logits();
+  const int32_t columns = vocabulary();
+  ChunkCounter counter;
+  pool_.run([&](int) {
+    for (int32_t row = counter.claim(); row < inputs.rows; row = counter.claim()) sample_row(values, columns, row, inputs, outputs);
+  });
+}
+
+}  // namespace neoserve
