@@ -104,7 +104,7 @@ def test_ids_beyond_the_tokenizer_are_always_forbidden():
     assert segment(batch, "forbidden", 0) == [10, 11]
     assert segment(batch, "forbidden", 1) == [0, 10, 11]
     for size in (0, 13):
-        with pytest.raises(ValueError, match="is not in 1..12"):
+        with pytest.raises(ValueError, match=r"is not in 1\.\.12"):
             builder.restrict_vocabulary(size)
 
 
