@@ -36,6 +36,7 @@ ROWS, COLUMNS = 37, 512
 
 
 def opened(tmp_path: Path, tensor: Tensor) -> GGUFTensor:
+    tmp_path.mkdir(exist_ok=True)
     path = Image(tensors=[tensor]).write(tmp_path / "model.gguf")
     return GGUFFile.open(path).tensors[str(tensor.name)]
 
@@ -156,12 +157,6 @@ def test_float_rows_are_views_of_the_file(tmp_path: Path) -> None:
         assert values.flags.aligned
 
 
-@pytest.fixture(autouse=True)
-def _folders(tmp_path: Path) -> None:
-    for name in ("F32", "BF16"):
-        (tmp_path / name).mkdir()
-
-
 def test_large_tensors_are_converted_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neoserve.formats.gguf_tensor._VALUES_AT_ONCE", 3 * COLUMNS)
     stored = random_tensor("w", "Q4_K", (ROWS, COLUMNS))
@@ -179,7 +174,7 @@ def test_shapes(tmp_path: Path) -> None:
     assert (tensor.rows, tensor.columns) == (15, 64)
     np.testing.assert_array_equal(tensor.read_rows(5, 10, F32).values, oracle(stored)[1])
     assert tensor.read_f32().shape == (3, 5, 64)
-    norm = opened(tmp_path / "F32", random_tensor("norm", "F32", (64,)))
+    norm = opened(tmp_path / "other", random_tensor("norm", "F32", (64,)))
     assert norm.shape == (64,)
     assert norm.read_f32().shape == (64,)
     assert norm.read_rows(0, 1, F32).values.shape == (1, 64)
@@ -239,7 +234,7 @@ def test_row_order_that_does_not_fit(tmp_path: Path) -> None:
     for order in (llama_row_order(2, 4), np.zeros(12, np.int64), np.arange(1, 13)):
         with pytest.raises(CheckpointError, match=r"model\.gguf: tensor 'q': expected a row order over 12 rows"):
             tensor.with_row_order(order)
-    flat = opened(tmp_path / "F32", random_tensor("b", "Q8_0", (64,)))
+    flat = opened(tmp_path / "other", random_tensor("b", "Q8_0", (64,)))
     with pytest.raises(CheckpointError, match="one-dimensional Q8_0 tensor cannot be reordered"):
         flat.with_row_order(np.arange(64))
 

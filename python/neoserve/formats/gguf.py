@@ -29,7 +29,9 @@ class GGUFFile:
     """An opened GGUF checkpoint of one or several files.
 
     ``metadata`` is that of the first file, ``tensors`` maps names to the tensors of all files in file order,
-    ``paths`` are the files in order, ``version`` is the GGUF version of the first.
+    ``paths`` are the files in order, ``version`` is the GGUF version of the first. The files stay mapped as long as
+    this object, a tensor or an array read from one lives; nobody may shorten or overwrite them meanwhile (replacing
+    a file by renaming another over it is safe). Reading is safe from several threads.
     """
 
     def __init__(self, headers: list[Header]) -> None:

@@ -112,7 +112,8 @@ class GGUFTensor:
 
         f32 is exactly what the GGUF format defines; bf16 is that, rounded to nearest even. F32 and BF16 rows in
         their own format are read-only views of the file, everything else is newly allocated. Raises CheckpointError
-        when a scale is not finite, ValueError for rows out of range or another format.
+        when a scale, or a value of a one-dimensional float tensor, is not finite (float matrices are not searched),
+        ValueError for rows out of range or another format.
         """
         if not 0 <= start <= stop <= self.rows:
             raise ValueError(f"tensor {self.name!r}: rows [{start}, {stop}) are outside [0, {self.rows})")
@@ -202,8 +203,9 @@ class GGUFTensor:
 
     def _floats(self, start: int, stop: int) -> npt.NDArray[np.float32]:
         if self._type.decode is None:
-            stored = self._stored_floats(start, stop)
-            return stored.astype(np.float32, copy=False)
+            # A NaN stays a NaN; numpy would warn about converting one.
+            with np.errstate(invalid="ignore"):
+                return self._stored_floats(start, stop).astype(np.float32, copy=False)
         out = np.empty((stop - start, self.columns), np.float32)
         step = max(1, _VALUES_AT_ONCE // self.columns)
         for first in range(start, stop, step):
@@ -218,7 +220,8 @@ class GGUFTensor:
         step = max(1, _VALUES_AT_ONCE // self.columns)
         for first in range(start, stop, step):
             last = min(first + step, stop)
-            out[first - start : last - start] = self._floats(first, last)
+            with np.errstate(invalid="ignore"):
+                out[first - start : last - start] = self._floats(first, last)
         return out
 
     def _release(self, start: int, stop: int) -> None:
