@@ -76,7 +76,7 @@ def test_quantised_logits_equal_the_reference(name: str, fmt: str) -> None:
         wanted = StepDriver(oracle).run(ids).logits
     finally:
         executor.close()
-    assert _relative_error(logits, wanted) < 0.01
+    assert _relative_error(logits, wanted) < 0.02
 
 
 @pytest.mark.parametrize("fmt", list(FORMATS))

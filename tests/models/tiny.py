@@ -76,6 +76,9 @@ class Quantised:
     config: ModelConfig
     tensors: Mapping[str, CheckpointTensor]
 
+    def release_pages(self) -> None:
+        """Nothing is mapped: the quantised values are ordinary memory."""
+
 
 def quantised(name: str, fmt: WeightFormat) -> Quantised:
     """The tiny model ``name`` with every matrix (embedding and lm_head too) in ``fmt``."""
