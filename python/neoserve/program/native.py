@@ -79,8 +79,12 @@ class NativeExecutor:
         rows: list[tuple[str, str, str]] = self._open_model().rows()
         return rows
 
+    def set_profiling(self, on: bool) -> None:
+        """Starts (from zero) or stops timing every instruction."""
+        self._open_model().set_profiling(on)
+
     def profile(self) -> list[tuple[str, str, float]]:
-        """(label, op, seconds) of every instruction, summed since profiling was switched on."""
+        """(label, kernel row, seconds) of every instruction in order, summed since set_profiling(True)."""
         profile: list[tuple[str, str, float]] = self._open_model().profile()
         return profile
 
@@ -138,7 +142,7 @@ def pack_weight(weight: Weight, tensors: Mapping[str, CheckpointTensor], force: 
     """``weight`` packed for the best kernel row of this CPU, or the forced one, from streamed blocks of rows."""
     fmt = weight.format
     try:
-        packed = _native.PackedWeight(fmt.kind, weight.n, weight.k, fmt.group, fmt.scale_type, fmt.offset, force)
+        packed = _native.pack_weight(fmt.kind, weight.n, weight.k, fmt.group, fmt.scale_type, fmt.offset, force)
     except MemoryError:
         raise ConfigurationError(
             f"weight {weight.name} {fmt} [{weight.n}, {weight.k}] does not fit into memory; use a smaller model or "
