@@ -136,19 +136,18 @@ class _Builder:
         scores = self._array("scores", (int, float))
         if len(scores) != len(tokens):
             raise CheckpointError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
-        normal = {token for token, kind in zip(tokens, self._types, strict=True) if kind == NORMAL}
-        ranked: list[tuple[float, int, str, str]] = []
-        for token, score, kind in zip(tokens, scores, self._types, strict=True):
-            if kind != NORMAL:
-                continue
-            if score != score:
-                raise CheckpointError(f"tokenizer.ggml.scores is NaN for token {token!r}; convert the model again")
-            for cut in range(1, len(token)):
-                left, right = token[:cut], token[cut:]
-                if left in normal and right in normal:
-                    ranked.append((-score, -cut, left, right))
-        ranked.sort()
-        return [(left, right) for _, _, left, right in ranked]
+        bad = next((token for token, score in zip(tokens, scores, strict=True) if score != score), None)
+        if bad is not None:
+            raise CheckpointError(f"tokenizer.ggml.scores is NaN for token {bad!r}; convert the model again")
+        pieces = [i for i, kind in enumerate(self._types) if kind == NORMAL]
+        normal = {tokens[i] for i in pieces}
+        merges: list[tuple[str, str]] = []
+        for i in sorted(pieces, key=lambda piece: -scores[piece]):
+            token = tokens[i]
+            for cut in range(len(token) - 1, 0, -1):
+                if token[:cut] in normal and token[cut:] in normal:
+                    merges.append((token[:cut], token[cut:]))
+        return merges
 
     def _words_start_at_spaces(self, tokens: Sequence[str]) -> bool:
         """Whether no normal piece holds U+2581 after another character.

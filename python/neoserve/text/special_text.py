@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -30,7 +31,7 @@ class SpecialText:
         """``text`` with ``mark`` put behind the first character of every occurrence, so that none is left."""
         cuts = [match.start() + 1 for match in self._starts.finditer(text)]
         edges = [0, *cuts, len(text)]
-        return mark.join(text[start:end] for start, end in zip(edges, edges[1:], strict=False))
+        return mark.join(text[start:end] for start, end in itertools.pairwise(edges))
 
 
 def _trie_pattern(texts: Iterable[str]) -> str:

@@ -173,8 +173,7 @@ class Tokenizer:
             blind.normalizer = self._backend.normalizer
         if pre_tokenizer is not None:
             blind.pre_tokenizer = pre_tokenizer
-        for _, token in sorted(self._added.items()):
-            (blind.add_special_tokens if token.special else blind.add_tokens)([token])
+        blind.add_tokens([token for _, token in sorted(self._added.items())])
         if blind.get_added_tokens_decoder().keys() != self._added.keys():
             # Added ids with gaps cannot be given one by one; a full copy keeps them.
             blind = copy.deepcopy(self._backend)
