@@ -17,8 +17,9 @@ macro(neoserve_kernels feature_set)
   endif()
 endmacro()
 
-# Writes generated/kernel_folders.inc: one line NEOSERVE_KERNEL_FOLDER(<feature set>) per folder that was built, for
-# the table of rows to expand. It is rewritten only when it changes.
+# Writes generated/kernel_folders.inc: one line NEOSERVE_KERNEL_FOLDER(<feature set>) per folder that was built, in
+# the order of the calls, for the table of rows to expand: a later folder is preferred to an earlier one. It is
+# rewritten only when it changes.
 function(neoserve_write_kernel_list)
   set(text "// Written by CMake: the kernel folders in this build.\n")
   foreach(feature_set IN LISTS NEOSERVE_KERNEL_FOLDERS)
