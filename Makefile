@@ -1,7 +1,8 @@
 # make serve      build, fetch the default model, serve it on 127.0.0.1:8000 (ARGS="--port 8001 ..." for flags)
 # make test       all tests of this machine        make test-arm  kernel tests under emulated AArch64 CPUs
-# make lint       style, types, import rules       make dev       compile native/ into the working tree
-# make wheel      the wheel, in build/wheel        make clean     remove all that was built, and .venv
+# make lint       style, types, import rules       make format    rewrite the sources in the project's style
+# make dev        compile native/ into the tree, for work on the sources with PYTHONPATH=python
+# make wheel      the wheel, in build/wheel        make clean     remove all that was built, and $(VENV)
 #
 # PYTHON=python3.12 and CXX=clang++ choose the interpreter and the compiler.
 
@@ -22,7 +23,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE \
   $(shell find cmake native python -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.cmake' -o -name '*.html' \))
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: serve test lint test-arm dev wheel clean
+.PHONY: serve test lint format test-arm dev wheel clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -65,6 +66,11 @@ lint: $(VENV)/.installed-lint
 	find native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/python tools/check_imports.py
 	$(BIN)/python tools/check_budgets.py lines
+
+format: $(VENV)/.installed-lint
+	$(BIN)/ruff check --fix -q . || true
+	$(BIN)/ruff format .
+	find native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format -i
 
 # CPU=neoverse-v1 runs one emulated CPU; without it all of them.
 test-arm:
