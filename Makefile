@@ -65,6 +65,7 @@ lint: $(VENV)/.installed-lint
 	$(BIN)/mypy
 	find native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/python tools/check_imports.py
+	$(BIN)/python tools/check_native.py
 	$(BIN)/python tools/check_budgets.py lines
 
 format: $(VENV)/.installed-lint

@@ -24,6 +24,7 @@ def load(name: str) -> ModuleType:
 check_imports = load("check_imports")
 check_budgets = load("check_budgets")
 check_isa = load("check_isa")
+check_native = load("check_native")
 
 
 def make_tree(root: Path, files: dict[str, str], dependencies: str = "") -> Path:
@@ -131,6 +132,46 @@ class TestBudgets:
         before = check_budgets.tree_bytes(tmp_path)
         (tmp_path / "b").hardlink_to(tmp_path / "a")
         assert check_budgets.tree_bytes(tmp_path) == before
+
+
+class TestNative:
+    def tree(self, root: Path, name: str, text: str) -> Path:
+        path = root / "native" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        return root
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("kernels/aarch64/neon/a.cpp", '#include <arm_neon.h>\n#include <cstdint>\n#include "ops/contract.h"\n'),
+            ("exec/a.cpp", '#include <vector>\n#include "kernel_folders.inc"\n#include "core/memory.h"\n'),
+            ("core/features.cpp", "#if defined(__x86_64__)\n#include <immintrin.h>\n#endif\n"),
+            ("ops/a.h", "#ifdef NDEBUG\n#endif\n"),
+        ],
+    )
+    def test_allowed(self, tmp_path: Path, name: str, text: str) -> None:
+        assert check_native.check_tree(self.tree(tmp_path, name, text)) == []
+
+    @pytest.mark.parametrize(
+        ("name", "text", "words"),
+        [
+            ("core/a.cpp", '#include "exec/model.h"\n', "core includes exec/model.h"),
+            ("kernels/x86_64/avx2/a.cpp", "#include <vector>\n", "leaf code"),
+            ("kernels/x86_64/avx2/a.cpp", '#include "core/thread_pool.h"\n', "core/thread_pool.h"),
+            ("exec/a.cpp", "#include <immintrin.h>\n", "intrinsics belong"),
+            ("ops/a.cpp", "int a;\n#ifdef __AVX2__\n#endif\n", "a.cpp:2: condition on __AVX2__"),
+            ("kernels/aarch64/neon/a.h", "#if __ARM_FEATURE_DOTPROD\n#endif\n", "__ARM_FEATURE_DOTPROD"),
+            ("gpu/a.cpp", "int a;\n", "no entry"),
+        ],
+    )
+    def test_forbidden(self, tmp_path: Path, name: str, text: str, words: str) -> None:
+        offences = check_native.check_tree(self.tree(tmp_path, name, text))
+        assert len(offences) == 1
+        assert words in offences[0]
+
+    def test_empty_tree_is_an_offence(self, tmp_path: Path) -> None:
+        assert check_native.check_tree(tmp_path)
 
 
 class TestIsa:
