@@ -48,16 +48,17 @@ class NativeExecutor:
         self.program = program
         self.kv_dtype = kv_dtype
         self.threads = threads
-        self._model: Any = _create_model(plan, limits, kv_dtype, threads, force)
+        self._model: _native.Model | None = _create_model(plan, limits, kv_dtype, threads, force)
         weight_ids = self._add_weights(tensors, force, progress, after_weight)
         vector_ids = {
-            name: self._model.add_vector(vector_values(vector, tensors)) for name, vector in program.vectors.items()
+            name: self._open_model().add_vector(vector_values(vector, tensors))
+            for name, vector in program.vectors.items()
         }
         self._add_groups()
         names = _OperandNames(program, plan, weight_ids, vector_ids)
         for instruction in program.instructions:
             self._add_op(instruction, names)
-        self.step = _step_input(self._model.step_arrays())
+        self.step = _step_input(self._open_model().step_arrays())
 
     def forward(self) -> None:
         """Runs ``step``; the GIL is released. Raises ValueError when it exceeds the limits."""
@@ -71,13 +72,11 @@ class NativeExecutor:
 
     def logits(self) -> Float32Array:
         """View of the logits [num_logit_rows, vocab] of the last forward; the next forward overwrites it."""
-        logits: Float32Array = self._open_model().logits()
-        return logits
+        return self._open_model().logits()
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(label, op, name of the bound kernel row) of every instruction in order; "" for ops that only move data."""
-        rows: list[tuple[str, str, str]] = self._open_model().rows()
-        return rows
+        return self._open_model().rows()
 
     def set_profiling(self, on: bool) -> None:
         """Starts (from zero) or stops timing every instruction."""
@@ -85,8 +84,7 @@ class NativeExecutor:
 
     def profile(self) -> list[tuple[str, str, float]]:
         """(label, kernel row, seconds) of every instruction in order, summed since set_profiling(True)."""
-        profile: list[tuple[str, str, float]] = self._open_model().profile()
-        return profile
+        return self._open_model().profile()
 
     def close(self) -> None:
         """Ends the threads and frees weights and pages; later calls raise ValueError. May be called twice."""
@@ -94,7 +92,7 @@ class NativeExecutor:
             self._model.close()
             self._model = None
 
-    def _open_model(self) -> Any:
+    def _open_model(self) -> _native.Model:
         if self._model is None:
             raise ValueError("this executor is closed")
         return self._model
@@ -138,7 +136,7 @@ class NativeExecutor:
         self._open_model().add_op(instruction.op, operands, dict(instruction.attributes), instruction.label)
 
 
-def pack_weight(weight: Weight, tensors: Mapping[str, CheckpointTensor], force: str) -> Any:
+def pack_weight(weight: Weight, tensors: Mapping[str, CheckpointTensor], force: str) -> _native.PackedWeight:
     """``weight`` packed for the best kernel row of this CPU, or the forced one, from streamed blocks of rows."""
     fmt = weight.format
     try:
@@ -181,13 +179,13 @@ def _create_model(
             f"the activations of a step need {plan.arena_bytes} bytes, which the system refuses; lower "
             "max_tokens_per_step"
         ) from None
+    except ValueError as error:  # a kernel that this build or CPU has not; a thread count out of range
+        raise ConfigurationError(str(error)) from None
 
 
-def _step_input(arrays: Mapping[str, object]) -> StepInput:
+def _step_input(arrays: Mapping[str, Any]) -> StepInput:
     names = ("token_ids", "positions", "query_start", "context_len", "logit_rows")
-    tables = arrays["block_tables"]
-    assert isinstance(tables, (list, tuple))
-    return StepInput(block_tables=tuple(tables), **{name: arrays[name] for name in names})  # type: ignore[arg-type]
+    return StepInput(block_tables=tuple(arrays["block_tables"]), **{name: arrays[name] for name in names})
 
 
 class _OperandNames:
