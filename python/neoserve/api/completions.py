@@ -7,9 +7,11 @@ import uuid
 from fastapi import FastAPI, Request, Response
 
 from neoserve.api.answering import answer, in_worker, read_request
+from neoserve.api.errors import about
 from neoserve.api.fields import COMPLETION_REFUSED
 from neoserve.api.generation import Choice, Generation
 from neoserve.api.limits import RequestLimits
+from neoserve.api.logprobs import CompletionLogprobs
 from neoserve.api.model import ServedModel
 from neoserve.api.params import completion_sampling
 from neoserve.api.prompts import Prompt, encode_prompts, parse_prompts
@@ -32,7 +34,7 @@ def register(app: FastAPI, state: ServerState) -> None:
         prompts = await in_worker(state, lambda: _prompts(model, body, state.limits))
         scored = body.logprobs if body.echo else None
         choices = [
-            Choice(prompt_token_ids=prompt.token_ids, sampling=params, prompt_logprobs=scored)
+            Choice(prompt_token_ids=prompt.token_ids, sampling=params, prompt_logprobs=scored, continues_text=True)
             for prompt in prompts
             for params in sampling
         ]
@@ -40,9 +42,8 @@ def register(app: FastAPI, state: ServerState) -> None:
         envelope = Envelope(id=f"cmpl-{uuid.uuid4().hex}", model=body.model, fingerprint=model.fingerprint)
         generation = Generation(state, service, envelope.id, choices, "prompt")
         score_only = body.max_tokens == 0
-        renderer = CompletionRenderer(
-            envelope, echoes, body.logprobs is not None, model.tokenizer.token_bytes, score_only
-        )
+        writers = [_writer(model, body, echo) for echo in echoes]
+        renderer = CompletionRenderer(envelope, echoes, writers, score_only)
         usage = Usage([prompt.token_ids for prompt in prompts], body.n, score_only)
         return await answer(request, body, generation, renderer, usage)
 
@@ -60,5 +61,14 @@ def _prompts(model: ServedModel, body: CompletionRequest, limits: RequestLimits)
 def _echo(model: ServedModel, prompt: Prompt) -> Echo:
     text = prompt.text
     if text is None:
-        text = model.tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False)
+        with about("prompt"):
+            text = model.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
     return Echo(text, prompt.token_ids)
+
+
+def _writer(model: ServedModel, body: CompletionRequest, echo: Echo | None) -> CompletionLogprobs | None:
+    if body.logprobs is None:
+        return None
+    token_bytes = model.tokenizer.token_bytes
+    offset = 0 if echo is None else echo.offset(token_bytes)
+    return CompletionLogprobs(token_bytes, offset, model.tokenizer.special_ids if body.skip_special_tokens else ())

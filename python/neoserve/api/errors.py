@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http
 import logging
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
@@ -61,6 +63,21 @@ class ErrorAnswer:
 def unavailable(message: str, code: str, retry_after: int = RETRY_AFTER_SECONDS) -> ApiError:
     """HTTP 503 that asks the client to come back after ``retry_after`` seconds."""
     return ApiError(503, message, kind="server_error", code=code, headers={"Retry-After": str(retry_after)})
+
+
+# Text layer and engine know one kind of prompt; the routes have two names for it.
+_PROMPT_FIELDS = (None, "prompt", "messages")
+
+
+@contextlib.contextmanager
+def about(field: str) -> Generator[None, None, None]:
+    """Names ``field`` in errors from inside that are about the prompt."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.param in _PROMPT_FIELDS:
+            error.param = field
+        raise
 
 
 def describe(error: BaseException) -> ErrorAnswer:

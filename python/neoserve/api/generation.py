@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neoserve.api.disconnect import cancel
-from neoserve.api.errors import ApiError
+from neoserve.api.errors import ApiError, about
 from neoserve.api.metrics import RequestTimer
 from neoserve.api.state import ServerState, Service
 from neoserve.text.output import OutputProcessor, TextDelta
@@ -23,17 +23,18 @@ from neoserve.types.sampling import SamplingParams
 
 Batch = list[tuple[int, TextDelta]]
 
-# The engine knows one kind of prompt; the routes have two names for it.
-_PROMPT_FIELDS = ("prompt", "messages")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One choice of an answer: what the engine is asked for."""
+    """One choice of an answer: what the engine is asked for.
+
+    ``continues_text`` says that the output goes on where the prompt's text ends, instead of beginning a message.
+    """
 
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     prompt_logprobs: int | None = None
+    continues_text: bool = False
 
 
 class Generation:
@@ -95,11 +96,10 @@ class Generation:
     async def _run(self, index: int, choice: Choice) -> None:
         timer = self._service.metrics.timer(len(choice.prompt_token_ids))
         try:
-            await self._generate(index, choice, timer)
+            with about(self._prompt_field):
+                await self._generate(index, choice, timer)
         except (InvalidRequestError, QueueFullError) as error:
             timer.discard()
-            if isinstance(error, InvalidRequestError) and error.param in _PROMPT_FIELDS:
-                error.param = self._prompt_field
             self.fail(error)
         except Exception as error:
             timer.finish("error")
@@ -117,7 +117,7 @@ class Generation:
             eos_token_ids=model.eos_token_ids,
             prompt_logprobs=choice.prompt_logprobs,
         )
-        processor = OutputProcessor(model.tokenizer, request)
+        processor = OutputProcessor(model.tokenizer, request, continues_text=choice.continues_text)
         async with contextlib.aclosing(self._service.engine.generate(request)) as stream:
             async for delta in stream:
                 timer.record(len(delta.token_ids))

@@ -7,12 +7,12 @@ then its bytes written as ``\\xe2\\x80``, with ``bytes:`` before them in the lay
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from neoserve.types.request import TokenLogprob
 
 TokenBytes = Callable[[int], bytes]
+Columns = dict[str, list[object]]
 
 # JSON has no minus infinity; this is what other servers send for a probability of zero.
 LOWEST_LOGPROB = -9999.0
@@ -28,46 +28,61 @@ def chat_logprobs(entries: Iterable[TokenLogprob], token_bytes: TokenBytes) -> l
     return content
 
 
-@dataclass(slots=True)
 class CompletionLogprobs:
     """The older layout, built up over the life of one choice.
 
-    ``text_offset`` counts characters of the choice's text (the echoed prompt included) before each token.
+    ``text_offset`` counts characters of the choice's text, the echoed prompt included, before each token. ``offset``
+    is where the first token's bytes begin; it is negative when bytes at the start (BOS, a blank that the tokenizer
+    adds) are not in the text. ``hidden`` are ids that are not shown in generated text.
     """
 
-    token_bytes: TokenBytes
-    _offset: int = 0
-    _decoder: codecs.IncrementalDecoder = field(
-        default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
-    )
+    def __init__(self, token_bytes: TokenBytes, offset: int = 0, hidden: Collection[int] = ()) -> None:
+        self._token_bytes = token_bytes
+        self._offset = offset
+        self._hidden = hidden
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def body(self, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None]) -> dict[str, list[object]]:
-        """The object for the next tokens; an entry is None where there is no probability (the first prompt token)."""
-        result: dict[str, list[object]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    def prompt(self, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None]) -> Columns:
+        """The object for an echoed prompt; the entry of its first token is None, as nothing predicts it."""
+        return self._columns(token_ids, entries, ())
+
+    def generated(self, entries: Sequence[TokenLogprob]) -> Columns:
+        """The object for the next generated tokens."""
+        return self._columns([entry.token_id for entry in entries], entries, self._hidden)
+
+    def _columns(
+        self, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None], hidden: Collection[int]
+    ) -> Columns:
+        columns = _no_columns()
         for token, entry in zip(token_ids, entries, strict=True):
-            raw = self.token_bytes(token)
-            result["tokens"].append(_text(raw, "bytes:"))
-            result["text_offset"].append(self._offset)
-            self._offset += len(self._decoder.decode(raw))
-            result["token_logprobs"].append(None if entry is None else _finite(entry.logprob))
-            result["top_logprobs"].append(None if entry is None else self._alternatives(entry))
-        return result
+            raw = self._token_bytes(token)
+            columns["tokens"].append(_text(raw, "bytes:"))
+            columns["text_offset"].append(max(self._offset, 0))
+            if token not in hidden:
+                self._offset += len(self._decoder.decode(raw))
+            columns["token_logprobs"].append(None if entry is None else _finite(entry.logprob))
+            columns["top_logprobs"].append(None if entry is None else self._alternatives(entry))
+        return columns
 
     def _alternatives(self, entry: TokenLogprob) -> dict[str, float]:
         """Best first; the chosen token is always among them. Of two tokens with one text the likelier stays."""
         best: dict[str, float] = {}
         for token, value in (*entry.top, (entry.token_id, entry.logprob)):
-            best.setdefault(_text(self.token_bytes(token), "bytes:"), _finite(value))
+            best.setdefault(_text(self._token_bytes(token), "bytes:"), _finite(value))
         return best
 
 
-def merge(parts: Iterable[dict[str, list[object]]]) -> dict[str, list[object]]:
+def merge(parts: Iterable[Columns]) -> Columns:
     """Several objects of the older layout as one."""
-    merged: dict[str, list[object]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    merged = _no_columns()
     for part in parts:
         for key, values in part.items():
             merged[key].extend(values)
     return merged
+
+
+def _no_columns() -> Columns:
+    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
 def _chat_entry(token: int, value: float, token_bytes: TokenBytes) -> dict[str, object]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from neoserve.api.body import shown
+from neoserve.api.errors import about
 from neoserve.api.limits import RequestLimits
 from neoserve.api.messages import parse_messages
 from neoserve.api.model import ServedModel
@@ -50,12 +51,14 @@ def parse_prompts(raw: object, limits: RequestLimits) -> list[str | list[int]]:
 
 def encode_prompts(model: ServedModel, prompts: Sequence[str | list[int]]) -> list[Prompt]:
     """Token ids of each prompt; a text gets the model's BOS and may spell special tokens, ids are taken as they are."""
-    return [
-        Prompt(tuple(model.tokenizer.encode(prompt, add_bos=True, parse_special=True)), prompt)
-        if isinstance(prompt, str)
-        else Prompt(tuple(prompt), None)
-        for prompt in prompts
-    ]
+    with about("prompt"):
+        return [_encode_text(model, item) if isinstance(item, str) else Prompt(tuple(item), None) for item in prompts]
+
+
+def _encode_text(model: ServedModel, text: str) -> Prompt:
+    tokenizer = model.tokenizer
+    ids = tokenizer.encode(text, add_bos=tokenizer.adds_bos, parse_special=True, max_tokens=model.context_length)
+    return Prompt(tuple(ids), text)
 
 
 def encode_chat(model: ServedModel, request: ChatCompletionRequest, limits: RequestLimits) -> tuple[int, ...]:

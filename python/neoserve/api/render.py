@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from neoserve.api.logprobs import CompletionLogprobs, TokenBytes, chat_logprobs, merge
+from neoserve.api.logprobs import Columns, CompletionLogprobs, TokenBytes, chat_logprobs, merge
 from neoserve.api.usage import Usage
 from neoserve.text.output import TextDelta
-from neoserve.types.request import TokenLogprob
 
 Json = dict[str, object]
 
@@ -121,24 +120,29 @@ class Echo:
     text: str
     token_ids: tuple[int, ...]
 
+    def offset(self, token_bytes: TokenBytes) -> int:
+        """Where in ``text`` the first token's bytes begin: before it when the tokenizer put something in front."""
+        raw = b"".join(token_bytes(token) for token in self.token_ids)
+        return len(self.text) - len(raw.decode("utf-8", "replace"))
+
 
 class CompletionRenderer:
     """Objects ``text_completion``, whole and as chunks, with echo and the older logprobs layout.
 
-    ``echoes`` has one entry per choice. ``score_only`` drops the generated token (``max_tokens`` 0).
+    ``writers`` and ``echoes`` have one entry per choice; a writer is None without logprobs. ``score_only`` drops what
+    is generated (``max_tokens`` 0).
     """
 
     def __init__(
         self,
         envelope: Envelope,
         echoes: Sequence[Echo | None],
-        logprobs: bool,
-        token_bytes: TokenBytes,
+        writers: Sequence[CompletionLogprobs | None],
         score_only: bool = False,
     ) -> None:
         self._envelope = envelope
         self._echoes: list[Echo | None] = list(echoes)
-        self._writers = [CompletionLogprobs(token_bytes) if logprobs else None for _ in echoes]
+        self._writers = writers
         self._score_only = score_only
         self._parts: list[list[Json]] = [[] for _ in echoes]
 
@@ -166,7 +170,7 @@ class CompletionRenderer:
                 {
                     "index": index,
                     "text": "".join(str(part["text"]) for part in parts),
-                    "logprobs": merge(logprobs) if self._writers[index] is not None else None,
+                    "logprobs": None if self._writers[index] is None else merge(logprobs),
                     "finish_reason": parts[-1]["finish_reason"],
                 }
             )
@@ -174,20 +178,16 @@ class CompletionRenderer:
 
     def _entry(self, index: int, delta: TextDelta) -> Json:
         echo, self._echoes[index] = self._echoes[index], None
-        tokens: list[int] = []
-        entries: list[TokenLogprob | None] = []
-        if echo is not None:
-            tokens += echo.token_ids
-            entries += delta.prompt_logprobs or ()
-        if not self._score_only:
-            tokens += delta.token_ids
-            entries += delta.logprobs
-        writer = self._writers[index]
         text = ("" if echo is None else echo.text) + ("" if self._score_only else delta.text)
         reason = "length" if self._score_only and delta.finish_reason is not None else delta.finish_reason
-        return {
-            "index": index,
-            "text": text,
-            "logprobs": None if writer is None else writer.body(tokens, entries),
-            "finish_reason": reason,
-        }
+        writer = self._writers[index]
+        logprobs = None if writer is None else self._logprobs(writer, echo, delta)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def _logprobs(self, writer: CompletionLogprobs, echo: Echo | None, delta: TextDelta) -> Columns:
+        parts: list[Columns] = []
+        if echo is not None and delta.prompt_logprobs is not None:
+            parts.append(writer.prompt(echo.token_ids, delta.prompt_logprobs))
+        if not self._score_only:
+            parts.append(writer.generated(delta.logprobs))
+        return merge(parts)

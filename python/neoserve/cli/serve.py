@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     served_model_name: Annotated[
-        Optional[list[str]], typer.Option(help="Name that requests use; may be repeated. [default: the model's]")
+        list[str] | None, typer.Option(help="Name that requests use; may be repeated. [default: the model's]")
     ] = None,
     dtype: opt.DType = "auto",
     context_length: opt.ContextLength = None,
@@ -27,7 +27,7 @@ def serve(
     kv_cache_memory: opt.KvMemory = None,
     chat_template: opt.ChatTemplateFile = None,
     tokenizer_pre: opt.TokenizerPre = None,
-    api_key: Annotated[Optional[str], typer.Option(help="Not built yet: refused.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="Not built yet: refused.")] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     drain_seconds: Annotated[float, typer.Option(help="How long running requests may go on after SIGTERM.")] = 30.0,
     kernels: opt.Kernels = None,

@@ -1,0 +1,58 @@
+"""``neoserve doctor``: what was found on this machine and what is chosen there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from neoserve.cli import options as opt
+
+if TYPE_CHECKING:
+    from neoserve.bench.machine import MachineReport
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    kernels: opt.Kernels = None,
+) -> None:
+    """Show CPU features, cores, limits, and the kernel row of every op with the reasons of rejected ones."""
+    from neoserve.bench.machine import inspect_machine
+    from neoserve.cli.output import print_json
+
+    report = inspect_machine(kernels or "")
+    if as_json:
+        print_json(report.json_object())
+    else:
+        _print(report)
+
+
+def _print(report: MachineReport) -> None:
+    from rich.table import Table
+
+    from neoserve.cli.output import console, size
+
+    quota = "none" if report.cpu_quota is None else f"{report.cpu_quota:g} CPUs"
+    nodes = "; ".join(f"{name}: CPUs {cpus or 'none'}" for name, cpus in report.numa_nodes.items()) or "not exposed"
+    vectors = f", SVE of {8 * report.vector_bytes} bits" if report.vector_bytes else ""
+    facts = {
+        "NeoServe": f"{report.version} on Python {report.python}",
+        "System": report.system,
+        "CPU": f"{report.cpu} ({report.core})",
+        "Features": f"{', '.join(report.features) or 'none beyond the baseline'}{vectors}",
+        "Cores": f"{report.physical_cores} physical, {report.logical_cpus} logical, {report.allowed_cpus} allowed",
+        "CPU quota": quota,
+        "NUMA": nodes,
+        "Memory": f"{size(report.memory_available)} available of {size(report.memory_total)}",
+        "Pages": f"{size(report.page_size)}; transparent huge pages: {report.huge_pages}",
+        "Threads": f"{report.threads}: {report.threads_reason}",
+    }
+    screen = console()
+    overview = Table(box=None, show_header=False)
+    for name, value in facts.items():
+        overview.add_row(name, value)
+    screen.print(overview)
+    rows = Table("op", "row", "feature set", "", title="Kernel rows, preferred first", title_justify="left", box=None)
+    for row in report.rows:
+        rows.add_row(row.op, row.row, row.feature_set, "chosen" if row.chosen else f"rejected: {row.reason}")
+    screen.print(rows)
