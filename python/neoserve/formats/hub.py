@@ -112,7 +112,7 @@ def choose_files(reference: HubReference, names: Iterable[str]) -> HubChoice:
         return HubChoice(tuple(parts), first)
     if models:
         raise ModelNotFoundError(
-            f"{reference} has {len(models)} GGUF models; select one (as in {reference.repo}:Q4_K_M) of: {_listed(models)}"
+            f"{reference} has {len(models)} GGUF models; select one, as {reference.repo}:Q4_K_M, of: {_listed(models)}"
         )
     pickle = next((name for name in present if Path(name).suffix.lower() in PICKLE_SUFFIXES), None)
     if pickle is not None:
