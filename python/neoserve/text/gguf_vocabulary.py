@@ -17,6 +17,15 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _TOKEN_TYPES = frozenset({NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE})
 _SPACE = "▁"
 _PREFIX = "tokenizer.ggml."
+# Names in chat templates, and the metadata keys of their ids.
+_NAMED_TOKENS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "sep_token": "seperator_token_id",  # spelled so in the format
+    "pad_token": "padding_token_id",
+    "mask_token": "mask_token_id",
+}
 
 
 def build_from_gguf(
@@ -187,6 +196,7 @@ class _Builder:
     def _info(self, longest: int, *, add_bos: bool) -> VocabularyInfo:
         bos_id = self._token_id("bos_token_id")
         declared = [self._token_id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
+        named = {name: self._token_id(key) for name, key in _NAMED_TOKENS.items()}
         control = [(i, t) for i, (t, k) in enumerate(zip(self._tokens, self._types, strict=True)) if k == CONTROL]
         return VocabularyInfo(
             vocab_size=len(self._tokens),
@@ -194,6 +204,7 @@ class _Builder:
             eos_ids=end_ids(declared, control),
             add_bos=bos_id is not None and self._flag("add_bos_token", default=add_bos),
             longest_token=longest,
+            named_tokens={name: self._tokens[token_id] for name, token_id in named.items() if token_id is not None},
         )
 
     def _array(self, key: str, kind: Any) -> Sequence[Any]:

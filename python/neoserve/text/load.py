@@ -15,6 +15,7 @@ from neoserve.types.errors import CheckpointError, UnsupportedModelError
 from neoserve.types.model import TokenizerSource
 
 _MODELS = ("BPE", "Unigram")
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def load_tokenizer(
@@ -62,16 +63,17 @@ def _from_json(source: TokenizerSource, path: str) -> tuple[tokenizers.Tokenizer
     if kind not in _MODELS:
         raise UnsupportedModelError(f"{path} holds a {kind} vocabulary; supported are {' and '.join(_MODELS)}")
     _add_configured_tokens(backend, source.tokenizer_config, path)
-    bos_id = _named_token(backend, source, "bos_token", path)
-    eos_id = _named_token(backend, source, "eos_token", path)
+    named = {name: _named_token(backend, source, name, path) for name in _NAMED_TOKENS}
+    bos_id = named["bos_token"]
     vocab = backend.get_vocab(with_added_tokens=True)
     special = [(i, token.content) for i, token in backend.get_added_tokens_decoder().items() if token.special]
     return backend, VocabularyInfo(
         vocab_size=max(vocab.values()) + 1,
         bos_id=bos_id,
-        eos_ids=end_ids([eos_id], special),
+        eos_ids=end_ids([named["eos_token"]], special),
         add_bos=bos_id is not None and _adds_bos(backend, source.tokenizer_config, bos_id, path),
         longest_token=max(len(text.encode()) for text in vocab),
+        named_tokens={name: str(backend.id_to_token(i)) for name, i in named.items() if i is not None},
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -68,6 +68,11 @@ class Tokenizer:
     def leading_blanks(self) -> int:
         """How many blanks the decoder drops at the start of a text (1 for Llama 2, 0 for byte-level BPE)."""
         return self._bytes.leading_blanks
+
+    @property
+    def named_tokens(self) -> Mapping[str, str]:
+        """Texts of the tokens that chat templates know by name: "bos_token", "eos_token", ..."""
+        return self._info.named_tokens
 
     def is_special(self, token_id: int) -> bool:
         """Whether ``token_id`` is a control token."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 # Control tokens by which published chat models end a turn or a text. A checkpoint may name only one of them as
 # EOS (Gemma 3's GGUF names <eos>, while its chat answers end with <end_of_turn>), so all that exist count.
@@ -38,7 +38,8 @@ class VocabularyInfo:
 
     ``vocab_size`` is one more than the largest id, unused ids included. ``eos_ids`` are all ids that end
     generation, the checkpoint's own first. ``add_bos`` is whether plain prompts start with BOS.
-    ``longest_token`` is the most UTF-8 bytes of text that one token can stand for.
+    ``longest_token`` is the most UTF-8 bytes of text that one token can stand for. ``named_tokens`` are the texts
+    that chat templates know by name ("bos_token", "eos_token", ...).
     """
 
     vocab_size: int
@@ -46,6 +47,7 @@ class VocabularyInfo:
     eos_ids: tuple[int, ...]
     add_bos: bool
     longest_token: int
+    named_tokens: Mapping[str, str] = field(default_factory=dict)
 
 
 def end_ids(declared: Iterable[int | None], control: Iterable[tuple[int, str]]) -> tuple[int, ...]:
