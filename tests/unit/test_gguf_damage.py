@@ -158,6 +158,12 @@ def test_absurd_length_inside_a_string_array(tmp_path: Path, position: int) -> N
     assert f"string {position} of key 'tokens' needs {2**62 + 8} bytes" in text
 
 
+def test_last_string_of_an_array_is_cut(tmp_path: Path) -> None:
+    # Nothing follows that would miss the bytes, and the lengths are short enough for the fast scan.
+    body = struct.pack("<IIQ", ARRAY, STRING, 200) + string("token") * 199 + struct.pack("<Q", 6) + b"token"
+    assert "string 199 of key 'tokens' needs 14 bytes" in refused_bytes(tmp_path, raw_head(string("tokens") + body))
+
+
 def test_string_array_that_ends_inside_a_length(tmp_path: Path) -> None:
     items = b"".join([string("token")] * 200 + [string("x" * 2600)])
     body = struct.pack("<IIQ", ARRAY, STRING, 205) + items + b"\x05\0\0"
