@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx
 import tokenizers
-from neoserve.text.template import ChatTemplate
 from tokenizers import decoders, models, pre_tokenizers
 
 from neoserve.api.app import create_app
@@ -24,10 +23,12 @@ from neoserve.api.state import ServerState
 from neoserve.engine.client import AsyncEngine
 from neoserve.engine.core import EngineCore
 from neoserve.engine.fake import FakeExecutor, fake_limits
+from neoserve.text.template import ChatTemplate
 from neoserve.text.tokenizer import Tokenizer
 from neoserve.text.vocabulary import VocabularyInfo
 from neoserve.types.model import GenerationDefaults
 from neoserve.types.options import EngineOptions
+from neoserve.types.step import StepLimits
 
 START, END = 256, 257
 VOCABULARY = 258
@@ -70,21 +71,22 @@ class Server:
         defaults: GenerationDefaults | None = None,
         options: EngineOptions | None = None,
         limits: RequestLimits | None = None,
+        step_limits: StepLimits | None = None,
         attach: bool = True,
         names: tuple[str, ...] = (MODEL, "org/alias"),
         **executor: Any,
     ) -> None:
-        executor.setdefault("limits", fake_limits(vocab_size=VOCABULARY, max_context=CONTEXT, num_pages=64))
+        step_limits = step_limits or fake_limits(vocab_size=VOCABULARY, max_context=CONTEXT, num_pages=256)
         if isinstance(script, (str, bytes)):
             script = list(script.encode() if isinstance(script, str) else script)
-        self.executor = FakeExecutor(script, eos_token_id=END, **executor)
+        self.executor = FakeExecutor(script, limits=step_limits, eos_token_id=END, **executor)
         self.core = EngineCore(self.executor, options, strict=True)
         self.engine = AsyncEngine(self.core)
         self.tokenizer = byte_tokenizer()
         self.model = ServedModel(
             names=names,
             tokenizer=self.tokenizer,
-            chat_template=None if template is None else ChatTemplate(template, self.tokenizer),
+            chat_template=None if template is None else ChatTemplate({"default": template}, self.tokenizer),
             generation=defaults or GenerationDefaults(temperature=0.0),
             eos_token_ids=(END,),
             context_length=self.core.context_length,

@@ -28,7 +28,10 @@ def register(app: FastAPI, state: ServerState) -> None:
         sampling = chat_sampling(body, model.generation, state.limits)
         prompt = await in_worker(state, lambda: encode_chat(model, body, state.limits))
         envelope = Envelope(id=f"chatcmpl-{uuid.uuid4().hex}", model=body.model, fingerprint=model.fingerprint)
-        choices = [Choice(prompt_token_ids=prompt, sampling=params) for params in sampling]
+        choices = [
+            Choice(prompt_token_ids=prompt, sampling=params, continues_text=body.continue_final_message)
+            for params in sampling
+        ]
         generation = Generation(state, service, envelope.id, choices, "messages")
         renderer = ChatRenderer(envelope, len(choices), body.logprobs, model.tokenizer.token_bytes)
         return await answer(request, body, generation, renderer, Usage([prompt], body.n))

@@ -80,9 +80,7 @@ class Generation:
         ]
         try:
             while self._unfinished:
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), keep_alive)
-                self._news.clear()
+                await self._wait_for_news(keep_alive)
                 batch, self._pending = self._pending, []
                 self._unfinished -= sum(delta.finish_reason is not None for _, delta in batch)
                 if batch or self._error is None:
@@ -92,6 +90,17 @@ class Generation:
         finally:
             await cancel(*tasks)
             self._state.leave(self)
+
+    async def _wait_for_news(self, seconds: float | None) -> None:
+        # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that meets the end of what it waits for,
+        # and the request of a client that has left would run to its end.
+        alarm = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._news.set)
+        try:
+            await self._news.wait()
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+        self._news.clear()
 
     async def _run(self, index: int, choice: Choice) -> None:
         timer = self._service.metrics.timer(len(choice.prompt_token_ids))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from neoserve.api.body import shown
 from neoserve.api.errors import about
 from neoserve.api.limits import RequestLimits
-from neoserve.api.messages import parse_messages
+from neoserve.api.messages import check_messages
 from neoserve.api.model import ServedModel
 from neoserve.api.schemas import ChatCompletionRequest
 from neoserve.types.errors import InvalidRequestError
@@ -63,10 +63,17 @@ def _encode_text(model: ServedModel, text: str) -> Prompt:
 
 def encode_chat(model: ServedModel, request: ChatCompletionRequest, limits: RequestLimits) -> tuple[int, ...]:
     """Token ids of a chat, rendered by the model's template; special tokens inside message texts stay text."""
-    messages = parse_messages(request.messages, limits.messages)
+    messages = check_messages(request.messages, limits.messages)
     if model.chat_template is None:
         raise InvalidRequestError(NO_TEMPLATE, "messages", "no_chat_template")
-    raise NotImplementedError(messages)
+    with about("messages"):
+        chat = model.chat_template.render(
+            messages,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            variables=request.chat_template_kwargs,
+        )
+        return tuple(chat.token_ids(model.tokenizer, max_tokens=model.context_length))
 
 
 def _is_id(value: object) -> bool:

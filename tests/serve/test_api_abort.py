@@ -1,0 +1,159 @@
+"""Clients that leave: the engine stops within a step, in every phase, streaming or not (B23, B24, B25)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from neoserve.engine.fake import fake_limits
+from neoserve.types.options import EngineOptions
+
+from .api_harness import MODEL, SCRIPT, VOCABULARY, Call, Server, serving
+
+ENDLESS = {"model": MODEL, "prompt": "p", "max_tokens": 200, "ignore_eos": True}
+
+
+def call(server: Server, **fields: Any) -> Call:
+    return Call(server.app, "/v1/completions", {**ENDLESS, **fields})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_leaving_in_decode(stream: bool) -> None:
+    async with serving(seconds_per_step=0.005) as server:
+        calls = [call(server, stream=stream) for _ in range(5)]
+        await server.running(5)
+        for one in calls:
+            one.hang_up()
+            await one.end()
+        await server.idle(1.0)
+        assert await server.metric("neoserve:num_aborted_requests_total") == 5
+        assert await server.metric('neoserve:num_requests_total{finish_reason="abort"}') == 5
+        assert server.engine.stats().generated_tokens < 5 * 200
+
+
+async def test_leaving_after_some_of_the_stream() -> None:
+    async with serving(seconds_per_step=0.005) as server:
+        one = call(server, stream=True)
+        await one.wait_for_writes(3)
+        one.hang_up()
+        await one.end()
+        await server.idle(1.0)
+        assert "[DONE]" not in one.text
+        # Tokens that reached the client's side are counted, however the request ended (B82).
+        assert await server.metric("neoserve:request_generation_tokens_sum") >= 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_leaving_in_prefill(stream: bool) -> None:
+    """B24: the prefill stops at the next chunk; the next request does not wait for its end."""
+    limits = fake_limits(max_tokens=8, vocab_size=VOCABULARY, max_context=256, num_pages=64)
+    options = EngineOptions(max_tokens_per_step=8)
+    async with serving(step_limits=limits, options=options, seconds_per_step=0.02) as server:
+        one = call(server, prompt="x" * 240, stream=stream, max_tokens=1)
+        await server.running()
+        one.hang_up()
+        await one.end()
+        await server.idle(1.0)
+        assert len(server.executor.history) < 20
+        assert one.writes == []
+        assert (await server.complete()).json()["choices"][0]["text"] == SCRIPT
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_leaving_in_the_queue(stream: bool) -> None:
+    options = EngineOptions(max_running_requests=1)
+    async with serving(options=options, seconds_per_step=0.01) as server:
+        first = call(server)
+        await server.running()
+        waiting = call(server, prompt="q", stream=stream)
+        while server.engine.stats().waiting < 1:
+            await asyncio.sleep(0.005)
+        waiting.hang_up()
+        await waiting.end()
+        while server.engine.stats().waiting:
+            await asyncio.sleep(0.005)
+        assert server.engine.stats().running == 1
+        first.hang_up()
+        await first.end()
+        await server.idle()
+
+
+async def test_leaving_with_several_choices_aborts_all() -> None:
+    async with serving(seconds_per_step=0.005) as server:
+        one = call(server, n=3, stream=True)
+        await server.running(3)
+        one.hang_up()
+        await one.end()
+        await server.idle(1.0)
+        assert await server.metric("neoserve:num_aborted_requests_total") == 3
+
+
+async def test_a_normal_end_aborts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B23: no abort may be sent for a request that has ended by itself."""
+    async with serving() as server:
+        aborted: list[str] = []
+        abort = server.core.abort
+        monkeypatch.setattr(server.core, "abort", lambda name: (aborted.append(name), abort(name))[1])
+        for _ in range(10):
+            one = Call(server.app, "/v1/completions", {"model": MODEL, "prompt": "p", "stream": True})
+            await one.end()
+            assert one.text.endswith("data: [DONE]\n\n")
+            assert (await server.complete()).status_code == 200
+        assert aborted == []
+        assert await server.metric("neoserve:num_aborted_requests_total") == 0
+
+
+async def test_the_next_turn_is_undisturbed() -> None:
+    """B25."""
+    async with serving(seconds_per_step=0.001) as server:
+        for _ in range(20):
+            one = call(server, stream=True)
+            await one.wait_for_writes(2)
+            one.hang_up()
+            body = (await server.complete("p", max_tokens=50)).json()
+            assert body["choices"][0]["text"] == SCRIPT
+            assert body["usage"]["prompt_tokens"] == 1
+            await one.end()
+        await server.idle()
+
+
+async def test_a_refused_choice_aborts_the_others() -> None:
+    """One of several prompts does not fit: the whole request is refused and nothing goes on running."""
+    async with serving(seconds_per_step=0.005) as server:
+        response = await server.complete(["p", "x" * 300], max_tokens=200, ignore_eos=True)
+        assert response.status_code == 400
+        await server.idle(1.0)
+
+
+async def test_draining_finishes_what_runs_and_refuses_what_is_new() -> None:
+    """B86."""
+    async with serving(seconds_per_step=0.005) as server:
+        one = call(server, stream=True, ignore_eos=False)
+        await one.wait_for_writes(1)
+        drained = asyncio.ensure_future(server.state.drain(5.0))
+        await asyncio.sleep(0)
+        refused = await server.complete()
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "shutting_down"
+        assert (await server.http.get("/health")).status_code == 503
+        assert (await server.http.get("/health/live")).json() == {"status": "draining"}
+        assert await drained is True
+        await one.end()
+        assert one.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_outlasts_the_drain_ends_with_an_error(stream: bool) -> None:
+    async with serving(seconds_per_step=0.02) as server:
+        one = call(server, stream=stream)
+        await server.running()
+        if stream:
+            await one.wait_for_writes(1)
+        assert await server.state.drain(0.05) is False
+        await one.end()
+        assert '"code":"aborted"' in one.text
+        assert "[DONE]" not in one.text
+        assert one.status == (200 if stream else 503)
+        await server.idle()
