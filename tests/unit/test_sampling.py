@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from neoserve.sampling.logprobs import best_ids, log_normalizer, score_tokens
 from neoserve.sampling.philox import philox4x32, uniform
-from neoserve.sampling.reference import modified_logits, row_distribution, sample_reference
+from neoserve.sampling.reference import RowDistribution, modified_logits, row_distribution, sample_reference
 from neoserve.types.step import SamplingBatch
 
 # Upper 0.1 % points of the chi-square distribution.
@@ -292,6 +292,11 @@ def test_a_row_draws_the_same_alone_and_in_any_company(logits, seed, position, o
     assert together.logprobs[-1] == alone.logprobs[0]
     assert together.top_ids[-1].tolist() == alone.top_ids[0].tolist()
     assert together.top_logprobs[-1].tolist() == alone.top_logprobs[0].tolist()
+
+
+def test_a_draw_takes_the_first_token_whose_running_sum_exceeds_u():
+    halves = RowDistribution(np.array([7, 3, 5]), np.array([0.5, 0.25, 0.25]))
+    assert [halves.draw(u) for u in (0.0, 0.49, 0.5, 0.74, 0.75, 1 - 2.0**-24)] == [7, 7, 3, 3, 5, 5]
 
 
 def test_accepts_knows_the_borders():
