@@ -36,7 +36,7 @@ static inline F32 get_v(const float* p) { return load(p); }
 static inline F32 get_v(const uint16_t* p) { return load_bf16(p); }
 
 template <class Element>
-static void kv_write_rows(const neoserve::KvWriteArgs& a) {
+static inline void kv_write_rows(const neoserve::KvWriteArgs& a) {
   const Pages<Element> pages{a.kv};
   const int32_t dim = a.kv.head_dim;
   constexpr size_t run = sizeof(Element) == 2 ? 2 : 1;
@@ -210,7 +210,7 @@ static inline void prepare_row(const AttentionArgs& a, int32_t index, float* scr
 }
 
 template <class Element>
-static void attention_rows(const AttentionArgs& a) {
+static inline void attention_rows(const AttentionArgs& a) {
   const Pages<Element> pages{a.kv};
   const int32_t dim = a.kv.head_dim, count = a.rows * a.heads;
   const size_t row_floats = static_cast<size_t>(2 * dim + kPartition);

@@ -92,7 +92,7 @@ using Tile = void (*)(const LinearArgs&, int32_t, int32_t);
 // Full tiles of kTileRows rows; the rest by smaller ones. One or two rows take several blocks at once to cover
 // the latency of fused multiply-add.
 #define NEOSERVE_WALK(TILE)                                                            \
-  static void walk_##TILE(const LinearArgs& a) {                                       \
+  static inline void walk_##TILE(const LinearArgs& a) {                                       \
     int32_t row = 0;                                                                   \
     for (; row + kTileRows <= a.rows; row += kTileRows) {                              \
       for (int32_t b = a.block_begin; b < a.block_end; ++b) TILE<kTileRows, 1>(a, row, b); \

@@ -130,22 +130,22 @@ static inline void walk_int(const LinearArgs& a, IntTiles tiles) {
   }
 }
 
-static void walk_int8_channel(const LinearArgs& a) {
+static inline void walk_int8_channel(const LinearArgs& a) {
   walk_int(a, {tile_int8_channel<kTileRows>, tile_int8_channel<2>, tile_int8_channel<1>});
 }
 
 template <ScaleType Type, Offset Kind>
-static void walk_int8_group_as(const LinearArgs& a) {
+static inline void walk_int8_group_as(const LinearArgs& a) {
   walk_int(a, {tile_int8_group<kTileRows, Type, Kind>, tile_int8_group<2, Type, Kind>, tile_int8_group<1, Type, Kind>});
 }
 
 template <ScaleType Type, Offset Kind>
-static void walk_int4_group_as(const LinearArgs& a) {
+static inline void walk_int4_group_as(const LinearArgs& a) {
   walk_int(a, {tile_int4_group<kTileRows, Type, Kind>, tile_int4_group<2, Type, Kind>, tile_int4_group<1, Type, Kind>});
 }
 
 #define NEOSERVE_DISPATCH(WALK)                                                          \
-  static void WALK(const LinearArgs& a) {                                                \
+  static inline void WALK(const LinearArgs& a) {                                                \
     const bool half = a.format.scale_type == ScaleType::kF16;                            \
     switch (a.format.offset) {                                                           \
       case Offset::kNone:                                                                \

@@ -6,7 +6,7 @@
 namespace {
 
 // Eight independent sums of sixteen outputs x four k each; the operands stay in registers or the first cache.
-static void measure_int8_rate(const neoserve::MeasureArgs& a) {
+static inline void measure_int8_rate(const neoserve::MeasureArgs& a) {
   constexpr int kSums = 4;
   int8_t bytes[64];
   for (int i = 0; i < 64; ++i) bytes[i] = static_cast<int8_t>(i);
@@ -24,7 +24,7 @@ static void measure_int8_rate(const neoserve::MeasureArgs& a) {
   }
 }
 
-static void measure_f32_rate(const neoserve::MeasureArgs& a) {
+static inline void measure_f32_rate(const neoserve::MeasureArgs& a) {
   constexpr int kSums = 6;
   F32 acc[kSums];
   for (int j = 0; j < kSums; ++j) acc[j] = set1(static_cast<float>(j));
@@ -39,7 +39,7 @@ static void measure_f32_rate(const neoserve::MeasureArgs& a) {
   }
 }
 
-static void measure_read_rate(const neoserve::MeasureArgs& a) {
+static inline void measure_read_rate(const neoserve::MeasureArgs& a) {
   constexpr int kSums = 4;
   const float* data = static_cast<const float*>(a.data);
   F32 acc[kSums];

@@ -39,7 +39,7 @@ static inline F32 exp(F32 x) {
   return mul(p, pow2(to_i32(n)));
 }
 
-static void rms_norm_rows(const neoserve::RmsNormArgs& a) {
+static inline void rms_norm_rows(const neoserve::RmsNormArgs& a) {
   for (int32_t row = a.row_begin; row < a.row_end; ++row) {
     for (int32_t first = 0; first < a.columns; first += a.width) {
       const float* x = a.x + static_cast<size_t>(row) * a.x_stride + first;
@@ -59,7 +59,7 @@ static void rms_norm_rows(const neoserve::RmsNormArgs& a) {
   }
 }
 
-static void quantize_bf16_rows(const neoserve::QuantizeArgs& a) {
+static inline void quantize_bf16_rows(const neoserve::QuantizeArgs& a) {
   for (int32_t row = a.row_begin; row < a.row_end; ++row) {
     const float* x = a.x + static_cast<size_t>(row) * a.x_stride;
     uint16_t* out = reinterpret_cast<uint16_t*>(static_cast<uint8_t*>(a.out) + static_cast<size_t>(row) * a.out_stride);
@@ -76,7 +76,7 @@ static void quantize_bf16_rows(const neoserve::QuantizeArgs& a) {
   }
 }
 
-static void quantize_int8_rows(const neoserve::QuantizeArgs& a) {
+static inline void quantize_int8_rows(const neoserve::QuantizeArgs& a) {
   for (int32_t row = a.row_begin; row < a.row_end; ++row) {
     const float* x = a.x + static_cast<size_t>(row) * a.x_stride;
     int8_t* out = static_cast<int8_t*>(a.out) + static_cast<size_t>(row) * a.out_stride;
@@ -111,7 +111,7 @@ static void quantize_int8_rows(const neoserve::QuantizeArgs& a) {
   }
 }
 
-static void rope_rows(const neoserve::RopeArgs& a) {
+static inline void rope_rows(const neoserve::RopeArgs& a) {
   const int32_t half = a.dim / 2;
   for (int32_t row = a.row_begin; row < a.row_end; ++row) {
     const float* table = a.table + static_cast<size_t>(row) * static_cast<size_t>(a.dim);
@@ -139,7 +139,7 @@ static inline F32 gelu_tanh(F32 g) {
 }
 
 template <F32 (*Activation)(F32)>
-static void gated_rows(const neoserve::GatedArgs& a) {
+static inline void gated_rows(const neoserve::GatedArgs& a) {
   for (int32_t row = a.row_begin; row < a.row_end; ++row) {
     const float* gate = a.x + static_cast<size_t>(row) * a.x_stride;
     const float* up = gate + a.columns;
@@ -151,7 +151,7 @@ static void gated_rows(const neoserve::GatedArgs& a) {
   }
 }
 
-static void add_rows(const neoserve::AddArgs& a) {
+static inline void add_rows(const neoserve::AddArgs& a) {
   for (int32_t row = a.row_begin; row < a.row_end; ++row) {
     float* x = a.x + static_cast<size_t>(row) * a.x_stride;
     const float* y = a.y + static_cast<size_t>(row) * a.y_stride;
