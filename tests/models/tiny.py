@@ -81,13 +81,17 @@ class Quantised:
 
 
 def quantised(name: str, fmt: WeightFormat) -> Quantised:
-    """The tiny model ``name`` with every matrix (embedding and lm_head too) in ``fmt``."""
+    """The tiny model ``name`` with every matrix (embedding and lm_head too) in ``fmt`` whose K its groups divide."""
     checkpoint = open_checkpoint(tiny_folder(name))
     tensors = {
-        key: QuantisedTensor(tensor, fmt) if len(tensor.shape) == 2 else tensor
+        key: QuantisedTensor(tensor, fmt) if _fits(tensor.shape, fmt) else tensor
         for key, tensor in checkpoint.tensors.items()
     }
     return Quantised(checkpoint.config, tensors)
+
+
+def _fits(shape: tuple[int, ...], fmt: WeightFormat) -> bool:
+    return len(shape) == 2 and (fmt.kind == "int8_channel" or shape[1] % fmt.group == 0)
 
 
 class QuantisedTensor:
