@@ -14,7 +14,9 @@ from neoserve.types.tensors import F32
 
 from .checkpoint_files import (
     GEMMA3,
+    LAYER,
     LAYER_GEMMA3,
+    LLAMA,
     TIED,
     check_values,
     gguf_image,
@@ -58,6 +60,24 @@ def test_gguf_of_other_architectures_keeps_its_rows(tmp_path: Path) -> None:
     arrays = llama_arrays(config)
     checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", gguf_image(arrays, config, "gemma3")))
     check_values(checkpoint, arrays, LAYER_GEMMA3, norm_offset=1.0)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_qwen_biases_and_norms_in_both_formats(tmp_path: Path, architecture: str) -> None:
+    config = LLAMA | {"architectures": [f"Q{architecture[1:]}ForCausalLM"], "model_type": architecture, "head_dim": 8}
+    arrays = llama_arrays(config)
+    table = dict(LAYER)
+    for part, size in (("q", 32), ("k", 16), ("v", 16)):
+        if architecture == "qwen2":
+            table[f"attention.{part}_bias"] = f"self_attn.{part}_proj.bias"
+        elif part != "v":
+            table[f"attention.{part}_norm"], size = f"self_attn.{part}_norm.weight", 8
+        for layer in range(2):
+            if architecture == "qwen2" or part != "v":
+                arrays[f"model.layers.{layer}.{list(table.values())[-1]}"] = np.arange(size, dtype=np.float32)
+    check_values(open_checkpoint(write_model(tmp_path / "hf", config, arrays)), arrays, table)
+    path = write_gguf(tmp_path / "m.gguf", gguf_image(arrays, config, architecture))
+    check_values(open_checkpoint(path), arrays, table)
 
 
 def test_gguf_tied(tmp_path: Path) -> None:

@@ -220,6 +220,31 @@ def test_tokens_that_end_generation(tmp_path: Path) -> None:
     assert text(tmp_path, chat, plain)[1] == (2,)
 
 
+def test_sampling_defaults(tmp_path: Path) -> None:
+    keys: list[Key] = [
+        ("general.sampling.temp", FLOAT32, 0.5),
+        ("general.sampling.top_k", INT32, 20),
+        ("general.sampling.top_p", FLOAT32, 0.75),
+        ("general.sampling.min_p", FLOAT32, 0.25),
+        ("general.sampling.penalty_repeat", FLOAT32, 1.5),
+    ]
+    gguf = GGUFFile.open(image(LLAMA, "llama", *keys).write(tmp_path / "m.gguf"))
+    found = read_gguf_generation(gguf, 48)
+    assert (found.temperature, found.top_k, found.top_p, found.min_p, found.repetition_penalty) == (
+        0.5, 20, 0.75, 0.25, 1.5
+    )  # fmt: skip
+    gguf = GGUFFile.open(image(LLAMA, "llama", ("general.sampling.top_p", FLOAT32, 0.0)).write(tmp_path / "m.gguf"))
+    with pytest.raises(CheckpointError, match=r"general\.sampling\.top_p is 0\.0; it must be in \(0, 1\]"):
+        read_gguf_generation(gguf, 48)
+
+
+def test_keys_that_nothing_reads_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    read(tmp_path, image(LLAMA, "llama", ("llama.rope.scaling.finetuned", BOOL, 1)))
+    assert "is not known" not in caplog.text
+    read(tmp_path, image(LLAMA, "llama", ("llama.rope.novelty", UINT32, 3)))
+    assert "llama.rope.novelty is not known (1 such keys); left out" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["bos", "eos", "eot", "eom"])
 def test_special_ids_beyond_the_vocabulary_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(CheckpointError, match=rf"tokenizer\.ggml\.{name}_token_id is 48; it must be in \[0, 47\]"):

@@ -10,6 +10,7 @@ Conventions of the format that are undone or filled in here:
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import ChainMap
 from collections.abc import Mapping, MutableMapping
@@ -42,10 +43,17 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "attention.clamp_kqv": (0.0,),
     "attention.max_alibi_bias": (0.0,),
     "attention.temperature_scale": (0.0,),
+    "attention.temperature_length": (0,),
     "use_parallel_residual": (False,),
+    "rope.scaling.alpha": (0.0,),
     "rope.scaling.yarn_log_multiplier": (0.0,),
     "rope.scaling.yarn_ext_factor": (1.0, -1.0),
 }
+
+# Keys that only describe.
+_REMARKS: Final = frozenset({"rope.scaling.finetuned", "attention.layer_norm_epsilon", "tensor_data_layout"})
+
+_log = logging.getLogger(__name__)
 
 
 def read_gguf_config(gguf: GGUFFile, overrides: Mapping[str, object] | None = None) -> ModelConfig:
@@ -69,6 +77,9 @@ def read_gguf_config(gguf: GGUFFile, overrides: Mapping[str, object] | None = No
         if name in fields and fields.get(name) not in neutral:
             raise UnsupportedModelError(f"{file}: {fields.prefix}{name} {fields.get(name)!r} is not supported")
     config = check_config(_read(gguf, fields, architecture), file)
+    unknown = [name for name in fields.names() if fields.prefix + name not in fields.used and name not in _REMARKS]
+    if unknown:
+        _log.warning("%s: %s%s is not known (%d such keys); left out", file, fields.prefix, unknown[0], len(unknown))
     unread = sorted(set(overrides or {}) - fields.used - general.used)
     if unread:
         raise ConfigurationError(

@@ -87,6 +87,13 @@ class Fields:
         """As ``number``, or None where it is absent."""
         return self.number(name, low, high) if name in self else None
 
+    def optional_positive(self, name: str, high: float) -> float | None:
+        """A number in (0, high], or None where it is absent."""
+        value = self.optional_number(name, 0.0, high)
+        if value == 0.0:
+            raise self.fault(name, f"in (0, {high:g}]")
+        return value
+
     def optional_integer(self, name: str, low: int, high: int) -> int | None:
         """As ``integer``, or None where it is absent."""
         return self.integer(name, low, high) if name in self else None

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from neoserve.formats.fields import Fields
 from neoserve.formats.gguf import GGUFFile, GGUFMetadata
 from neoserve.types.errors import CheckpointError
 from neoserve.types.model import GenerationDefaults, TokenizerSource
@@ -75,10 +76,10 @@ def read_gguf_tokenizer(gguf: GGUFFile) -> TokenizerSource:
 
 
 def read_gguf_generation(gguf: GGUFFile, vocab_size: int) -> GenerationDefaults:
-    """All tokens that end generation: the EOS, EOT and EOM ids, and of a chat model the ends of turn that
-    its template writes and the end of a document.
+    """The sampling defaults (``general.sampling.*``) and all tokens that end generation.
 
-    Raises CheckpointError for a special token id outside the vocabulary.
+    Those are the EOS, EOT and EOM ids, and of a chat model the ends of turn that its template writes and the end of a
+    document. Raises CheckpointError for a special token id outside the vocabulary or a default out of range.
     """
     metadata = gguf.metadata
     ids: dict[int, None] = {}
@@ -91,7 +92,15 @@ def read_gguf_generation(gguf: GGUFFile, vocab_size: int) -> GenerationDefaults:
         if key in _EOS_KEYS:
             ids[value] = None
     ids.update(dict.fromkeys(_template_ends(metadata)))
-    return GenerationDefaults(eos_token_ids=tuple(ids))
+    sampling = Fields(metadata, gguf.paths[0].name, "general.sampling.")
+    return GenerationDefaults(
+        eos_token_ids=tuple(ids),
+        temperature=sampling.optional_number("temp", 0.0, 100.0),
+        top_k=sampling.optional_integer("top_k", 0, 2**31 - 1),
+        top_p=sampling.optional_positive("top_p", 1.0),
+        min_p=sampling.optional_number("min_p", 0.0, 1.0),
+        repetition_penalty=sampling.optional_positive("penalty_repeat", 100.0),
+    )
 
 
 def _template_ends(metadata: GGUFMetadata) -> list[int]:

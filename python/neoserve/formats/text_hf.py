@@ -57,17 +57,10 @@ def read_hf_generation(folder: Path, config: Mapping[str, object], vocab_size: i
         eos_token_ids=eos,
         temperature=fields.optional_number("temperature", 0.0, 100.0),
         top_k=fields.optional_integer("top_k", 0, 2**31 - 1),
-        top_p=_open_number(fields, "top_p", 1.0),
+        top_p=fields.optional_positive("top_p", 1.0),
         min_p=fields.optional_number("min_p", 0.0, 1.0),
-        repetition_penalty=_open_number(fields, "repetition_penalty", 100.0),
+        repetition_penalty=fields.optional_positive("repetition_penalty", 100.0),
     )
-
-
-def _open_number(fields: Fields, name: str, high: float) -> float | None:
-    value = fields.optional_number(name, 0.0, high)
-    if value == 0.0:
-        raise fields.fault(name, f"in (0, {high:g}]")
-    return value
 
 
 def read_hf_tokenizer(folder: Path) -> TokenizerSource:
