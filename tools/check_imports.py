@@ -31,7 +31,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "engine": frozenset({"sched", "cache", "sampling", "program", "models", "formats"}),
     "api": frozenset({"text", "engine.client"}),
     # The bench drives the engine without HTTP and relates its speed to the ceilings that the native library measures.
-    "bench": frozenset({"llm", "engine", "program.machine", "_native"}),
+    "bench": frozenset({"llm", "engine", "program.machine", "program.dump", "_native"}),
     "eval": frozenset({"llm"}),
     "cli": frozenset({"api", "engine", "bench", "eval", "llm"}),
 }

@@ -116,7 +116,9 @@ async def test_the_next_turn_is_undisturbed() -> None:
             assert body["choices"][0]["text"] == SCRIPT
             assert body["usage"]["prompt_tokens"] == 1
             await one.end()
+            assert len(one.writes) < 50
         await server.idle()
+        assert await server.metric("neoserve:num_aborted_requests_total") == 20
 
 
 async def test_a_refused_choice_aborts_the_others() -> None:

@@ -17,8 +17,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import uvicorn
 
@@ -47,7 +48,7 @@ class ServerOptions:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    log_level: str = "info"
+    log_level: str = "warning"
     drain_seconds: float = 30.0
     limits: RequestLimits = field(default_factory=RequestLimits)
 
@@ -67,6 +68,15 @@ class Loaded:
     model: ServedModel
     engine: EngineClient
     summary: str
+
+
+def configure_logging(level: str) -> None:
+    """Log lines with time and level on standard error, from ``level`` on."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=getattr(logging, level.upper()),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
 
 
 def serve(load: Callable[[], Loaded], options: ServerOptions) -> int:
@@ -121,7 +131,7 @@ class _Server:
             create_app(self._state),
             log_config=None,
             log_level=options.log_level,
-            access_log=options.log_level == "debug",
+            access_log=options.log_level in ("debug", "info"),
             lifespan="off",
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
@@ -171,7 +181,7 @@ class _Server:
         threading.Thread(target=work, name="neoserve-load", daemon=True).start()
         return future
 
-    async def _serve(self, loaded: Loaded, until: tuple[asyncio.Future[None], asyncio.Future[bool]]) -> None:
+    async def _serve(self, loaded: Loaded, until: Sequence[asyncio.Future[Any]]) -> None:
         await loaded.engine.start()
         self._state.attach(loaded.model, loaded.engine)
         self._announce(loaded)

@@ -14,8 +14,6 @@ from neoserve.program.machine import available_memory, cpu_quota, default_thread
 from neoserve.types.errors import ConfigurationError
 
 _ROOT = Path("/")
-# Well above every last-level cache share, so that memory is measured and not the cache.
-_STREAM_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +137,3 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-def measure_ceilings(threads: int) -> tuple[float, float]:
-    """(read bandwidth in GB/s, int8 peak in GOP/s) of ``threads`` threads; takes about two seconds."""
-    bandwidth = float(_native.measure_read_bandwidth(threads, _STREAM_BYTES))
-    return bandwidth, float(_native.measure_int8_peak(threads))

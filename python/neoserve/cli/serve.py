@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from neoserve.cli import options as opt
+
+if TYPE_CHECKING:
+    from neoserve.api.server import Loaded
+    from neoserve.types.options import EngineOptions
 
 
 def serve(
@@ -27,10 +31,60 @@ def serve(
     kv_cache_memory: opt.KvMemory = None,
     chat_template: opt.ChatTemplateFile = None,
     tokenizer_pre: opt.TokenizerPre = None,
-    api_key: Annotated[str | None, typer.Option(help="Not built yet: refused.")] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    api_key: Annotated[str | None, typer.Option(help="Refused: keys are not built yet.")] = None,
+    log_level: Annotated[
+        str, typer.Option(help="debug, info (with one line a request), warning or error.")
+    ] = "warning",
     drain_seconds: Annotated[float, typer.Option(help="How long running requests may go on after SIGTERM.")] = 30.0,
     kernels: opt.Kernels = None,
 ) -> int:
     """Serve a model over HTTP until SIGTERM or SIGINT."""
-    raise NotImplementedError
+    from neoserve.api.server import ServerOptions, configure_logging
+    from neoserve.api.server import serve as run_server
+    from neoserve.types.errors import ConfigurationError
+
+    if api_key is not None:
+        raise ConfigurationError("--api-key is not built yet; leave it out and check keys in a proxy before the server")
+    server = ServerOptions(host=host, port=port, log_level=log_level, drain_seconds=drain_seconds)
+    engine = opt.engine_options(
+        dtype=dtype,
+        context_length=context_length,
+        threads=threads,
+        max_running=max_running_requests,
+        max_queued=max_queued_requests,
+        chunk_size=chunked_prefill_size,
+        page_size=page_size,
+        kv_memory=kv_cache_memory,
+        kernels=kernels,
+    )
+    configure_logging(log_level)
+    chosen = opt.chosen_model(model, model_option)
+    return run_server(lambda: _load(chosen, engine, served_model_name, chat_template, tokenizer_pre), server)
+
+
+def _load(
+    model: str | None,
+    options: EngineOptions,
+    names: list[str] | None,
+    template_file: str | None,
+    tokenizer_pre: str | None,
+) -> Loaded:
+    """The model in an engine, with its text tools; runs beside the server that answers 503 meanwhile."""
+    from neoserve.api.model import build_served_model
+    from neoserve.api.server import Loaded
+    from neoserve.engine.client import AsyncEngine
+    from neoserve.engine.load import load_engine
+
+    loaded = load_engine(model, options)
+    served = build_served_model(
+        loaded.tokenizer_source,
+        names=names or [loaded.served_name],
+        generation=loaded.generation,
+        context_length=loaded.core.context_length,
+        digest=loaded.digest,
+        details=loaded.details,
+        template_file=template_file,
+        tokenizer_pre=tokenizer_pre,
+    )
+    loaded.core.restrict_vocabulary(served.tokenizer.vocab_size)
+    return Loaded(served, AsyncEngine(loaded.core), loaded.summary)
