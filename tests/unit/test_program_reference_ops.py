@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neoserve.program import reference_ops as ops
+from neoserve.program.reference_contract import exp, fma, lane_sum
 from neoserve.program.reference_ops import Quantized, ReferenceWeight
 from neoserve.types.tensors import BF16, F32, TensorRows, WeightFormat
 
@@ -35,7 +38,7 @@ def exact_activation(x: npt.NDArray[np.float32] | Quantized) -> npt.NDArray[np.f
     return x.values.astype(np.float64) * np.repeat(x.scales.astype(np.float64), group, axis=1)
 
 
-@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("precision", ["float32", "float64", "contract"])
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
 def test_linear_is_the_product_of_what_the_operands_stand_for(fmt: WeightFormat, precision: str) -> None:
     n, k, tokens = 24, 96, 5
@@ -111,7 +114,7 @@ def test_rms_norm(columns: int, width: int) -> None:
     x, weight = normal(3, columns), normal(width, seed=1)
     wide = x.astype(np.float64).reshape(3, -1, width)
     expected = (wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5) * weight).reshape(3, columns)
-    for precision in ("float32", "float64"):
+    for precision in ("float32", "float64", "contract"):
         y = ops.rms_norm(x, weight, width, 1e-5, precision)  # type: ignore[arg-type]
         np.testing.assert_allclose(y, expected, rtol=8 * EPS + width / 16 * EPS)
 
@@ -124,13 +127,52 @@ def test_lane_sum_has_the_contract_shape() -> None:
         lanes[index % 16] = np.float32(lanes[index % 16] + value)
     for half in (8, 4, 2, 1):
         lanes = [np.float32(lanes[i] + lanes[i + half]) for i in range(half)]
-    assert ops.lane_sum(x, "float32")[0] == lanes[0]
+    assert lane_sum(x)[0] == lanes[0]
 
 
 def test_fma_rounds_once() -> None:
     a = np.array([1 + 2**-12], np.float32)
-    assert ops.fma(a, a, -a)[0] == np.float32((1 + 2.0**-12) ** 2 - (1 + 2.0**-12))
-    assert ops.fma(a, a, -a)[0] != a[0] * a[0] - a[0]
+    assert fma(a, a, -a)[0] == np.float32((1 + 2.0**-12) ** 2 - (1 + 2.0**-12))
+    assert fma(a, a, -a)[0] != a[0] * a[0] - a[0]
+
+
+def exact_fma(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
+    """Nearest float32 of the exact rational value, ties to even, by comparing neighbours."""
+    exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+    guess = np.float32(float(exact))
+    around = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
+    return min(around, key=lambda value: (abs(Fraction(float(value)) - exact), int(value.view(np.int32)) & 1))
+
+
+def test_fma_has_no_double_rounding() -> None:
+    """Sums just beside the midpoint of two float32, where float64 rounds onto the midpoint itself."""
+    a, b = np.float32(1 + 2**-23), np.float32(2**-24)
+    for c in (np.float32(1 + 2**-23), np.float32(1.0), np.float32(3.0), np.float32(-(1 + 2**-22))):
+        assert fma(a, b, c) == exact_fma(a, b, c)
+    tiny = np.float32(2**-24 + 2**-47)
+    # 1 + 2^-24 + 2^-70: float64 drops the last term and leaves the midpoint between 1 and 1 + 2^-23
+    one, beside = np.float32(1), np.float32(2**-24)
+    assert fma(beside, np.float32(1 + 2**-23), one) == np.float32(1 + 2**-23)
+    assert fma(tiny, one, one) == exact_fma(tiny, one, one)
+
+
+@settings(max_examples=300, deadline=None)
+@given(*(st.floats(-(2**20), 2**20, width=32) for _ in range(3)))
+def test_fma_of_any_values(a: float, b: float, c: float) -> None:
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    if exact == 0 or abs(exact) < Fraction(2) ** -120:
+        return
+    values = (np.float32(a), np.float32(b), np.float32(c))
+    assert fma(*values) == exact_fma(*values)
+
+
+def test_contract_exp_is_near() -> None:
+    x = np.linspace(-87, 88, 20001, dtype=np.float32)
+    exact = np.exp(x.astype(np.float64))
+    # the degree-6 remainder at ln2 / 2 is one unit of the last place, rounding adds less than two
+    assert (np.abs(exp(x) - exact) <= 3 * np.spacing(exact.astype(np.float32))).all()
+    assert exp(np.zeros(1, np.float32))[0] == 1
+    np.testing.assert_array_equal(exp(np.array([-1e9, 1e9], np.float32)), exp(np.array([-87.33654, 88.0], np.float32)))
 
 
 def test_rope_rotates_pairs_and_keeps_the_rest() -> None:
@@ -176,7 +218,7 @@ class TestAttention:
             out[t] = np.concatenate(heads)
         return out
 
-    @pytest.mark.parametrize("precision", ["float32", "float64"])
+    @pytest.mark.parametrize("precision", ["float32", "float64", "contract"])
     @pytest.mark.parametrize("window", [0, 1, 16, 300])
     @pytest.mark.parametrize("length", [1, 17, 256, 257, 600])
     def test_against_plain_softmax(self, length: int, window: int, precision: str) -> None:

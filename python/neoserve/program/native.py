@@ -10,12 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from neoserve import _native
-from neoserve.program.ir import Instruction, KvLayer, Operand, Program, View, Weight
+from neoserve.program.ir import Instruction, KvLayer, Operand, Program, ProgramError, View, Weight
 from neoserve.program.plan import MemoryPlan
 from neoserve.program.weights import row_blocks, vector_values
-from neoserve.types.errors import CheckpointError, ConfigurationError
+from neoserve.types.errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from neoserve.types.step import Float32Array, SampleOutput, SamplingBatch, StepInput, StepLimits
 from neoserve.types.tensors import CheckpointTensor, TensorRows
+
+HEAD_DIM_MULTIPLE = 16
+"""Attention kernels hold whole vectors of sixteen values of a head."""
 
 Progress = Callable[[int, int, str], None]
 """Called while packing with (bytes packed, bytes in all, weight name)."""
@@ -49,12 +52,12 @@ class NativeExecutor:
         self.kv_dtype = kv_dtype
         self.threads = threads
         self._model: _native.Model | None = _create_model(plan, limits, kv_dtype, threads, force)
+        self._add_groups()  # first: what cannot be served is refused before weights are read
         weight_ids = self._add_weights(tensors, force, progress, after_weight)
         vector_ids = {
             name: self._open_model().add_vector(vector_values(vector, tensors))
             for name, vector in program.vectors.items()
         }
-        self._add_groups()
         names = _OperandNames(program, plan, weight_ids, vector_ids)
         for instruction in program.instructions:
             self._add_op(instruction, names)
@@ -119,6 +122,10 @@ class NativeExecutor:
 
     def _add_groups(self) -> None:
         for group, spec in zip(self.program.kv_groups, self.limits.groups, strict=True):
+            if group.head_dim % HEAD_DIM_MULTIPLE:
+                raise UnsupportedModelError(
+                    f"head_dim is {group.head_dim}; the native attention needs a multiple of {HEAD_DIM_MULTIPLE}"
+                )
             try:
                 size = self._open_model().add_group(
                     len(group.layers), group.num_kv_heads, group.head_dim, spec.num_pages
@@ -133,7 +140,10 @@ class NativeExecutor:
 
     def _add_op(self, instruction: Instruction, names: _OperandNames) -> None:
         operands = [names.native(operand) for operand in (instruction.output, *instruction.inputs)]
-        self._open_model().add_op(instruction.op, operands, dict(instruction.attributes), instruction.label)
+        try:
+            self._open_model().add_op(instruction.op, operands, dict(instruction.attributes), instruction.label)
+        except ValueError as error:
+            raise ProgramError(f"program {self.program.name} cannot be bound: {error}") from None
 
 
 def pack_weight(weight: Weight, tensors: Mapping[str, CheckpointTensor], force: str) -> _native.PackedWeight:

@@ -24,9 +24,10 @@ class ReferenceExecutor:
     """Executor of ``program`` in numpy (types/step.py: Executor); slow, for tests and debugging.
 
     ``limits`` as the native executor would have them. ``kv_dtype`` "f32" or "bf16" rounds K and V as the pages would.
-    ``precision`` "float32" follows the contract's orders where numpy can; "float64" accumulates in binary64 and
-    rounds each op's result to float32. ``sampler`` draws tokens from (logits, batch); without one ``sample`` raises.
-    ``observe`` is called with (instruction, written array) after each op, to find the first op that differs.
+    ``precision`` "float32" uses numpy's own products; "contract" follows the order of docs/ops.md to the bit, slowly;
+    "float64" accumulates in binary64 and rounds each op's result to float32. ``sampler`` draws tokens from
+    (logits, batch); without one ``sample`` raises. ``observe`` is called with (instruction, written array) after each
+    op, to find the first op that differs.
     """
 
     def __init__(
@@ -42,8 +43,8 @@ class ReferenceExecutor:
     ) -> None:
         if kv_dtype not in ("f32", "bf16"):
             raise ConfigurationError(f"kv_dtype is {kv_dtype!r}; the reference has f32 and bf16")
-        if precision not in ("float32", "float64"):
-            raise ConfigurationError(f"precision is {precision!r}; the reference has float32 and float64")
+        if precision not in ops.PRECISIONS:
+            raise ConfigurationError(f"precision is {precision!r}; the reference has {', '.join(ops.PRECISIONS)}")
         self.limits = limits
         self.step = StepInput.allocate(limits)
         self._program = program

@@ -1,7 +1,7 @@
-"""The ops of docs/ops.md in numpy, on whole arrays: readable first, in the contract's order where numpy allows it.
+"""The ops of docs/ops.md in numpy, on whole arrays.
 
-A fused multiply-add is formed in float64 and rounded once to float32: the product of two float32 is exact there, so
-only a double rounding of the sum (about one case in 2^29) can differ from the hardware's.
+Precision "float32" uses numpy's products and exp where the contract fixes an order, "contract" follows it to the bit
+(reference_contract.py), "float64" accumulates in binary64 and rounds each op's result to float32.
 """
 
 from __future__ import annotations
@@ -14,15 +14,21 @@ import numpy as np
 import numpy.typing as npt
 
 from neoserve.program.plan import activation_group
+from neoserve.program.reference_contract import (
+    LANES,
+    PARTITION,
+    attend_partitions,
+    exp,
+    fma,
+    fold_lanes,
+    ordered_product,
+)
 from neoserve.types.tensors import TensorRows, WeightFormat
 
 Array = npt.NDArray[np.float32]
 AnyArray = npt.NDArray[np.floating]
-Precision = Literal["float32", "float64"]
-
-PARTITION = 256
-"""Positions per attention partition, a constant of the contract."""
-LANES = 16
+Precision = Literal["float32", "float64", "contract"]
+PRECISIONS: tuple[Precision, ...] = ("float32", "float64", "contract")
 
 
 @dataclass(slots=True)
@@ -80,32 +86,9 @@ def as_f32(x: npt.ArrayLike) -> Array:
     return np.asarray(x, np.float32)
 
 
-def fma(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c rounded once to float32 (see the module's note)."""
-    return as_f32(a.astype(np.float64) * b + c)
-
-
 def round_bf16(x: Array) -> Array:
     """Nearest-even bf16, as float32."""
     return as_f32(x.astype(ml_dtypes.bfloat16))
-
-
-def fold_lanes(lanes: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    """The tree that ends a sixteen-lane sum, over the last axis (size 16)."""
-    for half in (8, 4, 2, 1):
-        lanes = lanes[..., :half] + lanes[..., half : 2 * half]
-    return lanes[..., 0]
-
-
-def lane_sum(x: Array, precision: Precision) -> Array:
-    """Sixteen-lane sum over the last axis."""
-    if precision == "float64":
-        return as_f32(x.astype(np.float64).sum(axis=-1))
-    lanes = np.zeros((*x.shape[:-1], LANES), np.float32)
-    for start in range(0, x.shape[-1], LANES):
-        part = x[..., start : start + LANES]
-        lanes[..., : part.shape[-1]] += part
-    return as_f32(fold_lanes(lanes))
 
 
 def rms_norm(x: Array, weight: Array, width: int, eps: float, precision: Precision) -> Array:
@@ -142,33 +125,39 @@ def linear(x: Array | Quantized, weight: ReferenceWeight, precision: Precision) 
     if not isinstance(x, Quantized):
         if precision == "float64":
             return (x.astype(np.float64) @ weight.values.T.astype(np.float64)).astype(np.float32)
+        if precision == "contract":
+            return ordered_product(x, weight.values.astype(np.float32))
         return x @ weight.values.T.astype(np.float32)
     assert weight.scales is not None
     if weight.format.kind == "int8_channel":
         return integer_dot(x.values, weight.values) * (x.scales * weight.scales[:, 0])
-    group = weight.format.group
+    groups = weight.scales.shape[1]
     total = np.zeros((len(x.values), len(weight.values)), np.float64 if precision == "float64" else np.float32)
-    for index in range(weight.scales.shape[1]):
-        columns = slice(index * group, (index + 1) * group)
-        dot = integer_dot(x.values[:, columns], weight.values[:, columns])
+    x_parts = x.values.reshape(len(x.values), groups, -1)
+    w_parts = weight.values.reshape(len(weight.values), groups, -1)
+    for index in range(groups):
+        dot = integer_dot(x_parts[:, index], w_parts[:, index])
         activation_sum = x.sums[:, index, None].astype(np.float32)
         activation_scale = x.scales[:, index, None]
         if weight.zeros is not None:
             dot = dot - weight.zeros[:, index] * activation_sum
-        total = _accumulate(dot, activation_scale * weight.scales[:, index], total)
+        total = _accumulate(dot, activation_scale * weight.scales[:, index], total, precision)
         if weight.minimums is not None:
-            total = _accumulate(activation_sum, activation_scale * weight.minimums[:, index], total)
+            total = _accumulate(activation_sum, activation_scale * weight.minimums[:, index], total, precision)
     return total.astype(np.float32)
 
 
-def _accumulate(a: Array, b: Array, total: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+def _accumulate(a: Array, b: Array, total: AnyArray, precision: Precision) -> AnyArray:
+    if precision == "contract":
+        return fma(a, b, total)
     wide = a.astype(np.float64) * b + total
     return wide.astype(total.dtype)
 
 
-def integer_dot(x: npt.NDArray[np.int8], w: npt.NDArray[np.generic]) -> Array:
-    """Exact integer dot products as float32: float64 holds every partial sum of int8 products exactly."""
-    return (x.astype(np.float64) @ w.T.astype(np.float64)).astype(np.float32)
+def integer_dot(x: npt.NDArray[np.int8], w: npt.NDArray[np.number]) -> Array:
+    """Exact integer dot products as float32: the working type holds every partial sum of products exactly."""
+    exact = np.float32 if x.shape[1] * 127 * 127 < 1 << 24 else np.float64
+    return as_f32(x.astype(exact) @ w.T.astype(exact))
 
 
 def rope_table(positions: npt.NDArray[np.int32], frequencies: Array, attention_factor: float) -> Array:
@@ -192,20 +181,15 @@ def rope(x: Array, table: Array, head_dim: int) -> Array:
 def silu_mul(x: Array) -> Array:
     """silu(gate) * up of [T, 2 I]."""
     gate, up = np.split(x, 2, axis=1)
-    return as_f32(gate / (np.float32(1) + _exp(-gate)) * up)
+    return as_f32(gate / (np.float32(1) + exp(-gate)) * up)
 
 
 def gelu_tanh_mul(x: Array) -> Array:
     """gelu(gate) * up of [T, 2 I], tanh form."""
     gate, up = np.split(x, 2, axis=1)
-    inner = as_f32(np.float32(0.7978845608) * fma(as_f32(np.float32(0.044715) * gate * gate), gate, gate))
-    tanh = np.float32(1) - np.float32(2) / (_exp(inner + inner) + np.float32(1))
+    inner = np.float32(0.7978845608) * fma(np.float32(0.044715) * gate * gate, gate, gate)
+    tanh = np.float32(1) - np.float32(2) / (exp(inner + inner) + np.float32(1))
     return as_f32((np.float32(0.5) * gate) * (np.float32(1) + tanh) * up)
-
-
-def _exp(x: Array) -> Array:
-    """exp with the contract's clamp."""
-    return as_f32(np.exp(np.clip(x, np.float32(-87.33654), np.float32(88.0))))
 
 
 def attend(
@@ -224,6 +208,19 @@ def attend(
     queries = grouped.reshape(kv_heads, -1, head_dim).astype(work)
     last = np.repeat(positions, heads // kv_heads)
     first = np.maximum(last - window + 1, 0) if window else np.zeros_like(last)
+    if precision == "contract":
+        output = attend_partitions(as_f32(queries), k, v, first, last, scale)
+    else:
+        output = _attend_dense(queries, k, v, first, last, scale)
+    heads_apart = as_f32(output).reshape(kv_heads, tokens, -1, head_dim)
+    return heads_apart.transpose(1, 0, 2, 3).reshape(tokens, heads * head_dim)
+
+
+def _attend_dense(
+    queries: AnyArray, k: Array, v: Array, first: npt.NDArray[np.int32], last: npt.NDArray[np.int32], scale: float
+) -> AnyArray:
+    """As reference_contract.attend_partitions, with numpy's products, sums and exp, in the type of ``queries``."""
+    work = queries.dtype
     maximum = np.full(queries.shape[:2], -np.inf, work)
     total, output = np.zeros(queries.shape[:2], work), np.zeros(queries.shape, work)
     for start in range(int(first.min()) // PARTITION * PARTITION, len(k), PARTITION):
@@ -235,17 +232,12 @@ def attend(
         weights = np.exp(scores - _finite(peak)[..., None])
         highest = np.maximum(maximum, peak)
         before, now = np.exp(maximum - _finite(highest)), np.exp(peak - _finite(highest))
-        total = total * before + _weight_sum(weights, precision) * now
+        total = total * before + weights.sum(axis=-1) * now
         output = output * before[..., None] + (weights @ values) * now[..., None]
         maximum = highest
-    result = as_f32(output / total[..., None]).reshape(kv_heads, tokens, -1, head_dim)
-    return result.transpose(1, 0, 2, 3).reshape(tokens, heads * head_dim)
+    return np.asarray(output / total[..., None])
 
 
 def _finite(maximum: AnyArray) -> AnyArray:
     """A maximum over nothing visible is -inf; 0 in its place keeps exp(-inf - it) = 0 instead of NaN."""
     return np.where(np.isfinite(maximum), maximum, np.zeros_like(maximum))
-
-
-def _weight_sum(weights: AnyArray, precision: Precision) -> AnyArray:
-    return weights.sum(axis=-1) if precision == "float64" else lane_sum(as_f32(weights), precision)
