@@ -196,8 +196,9 @@ class FakeExecutor:
             return np.full(self.limits.vocab_size, np.nan, np.float32)
         noise = np.random.default_rng(zlib.crc32(np.asarray(context, np.int32).tobytes()))
         logits = noise.standard_normal(self.limits.vocab_size, np.float32)
-        if self.script is not None:
-            logits[next_token(self.script, context, self.eos_token_id)] += _SCRIPTED_LOGIT
+        scripted = None if self.script is None else next_token(self.script, context, self.eos_token_id)
+        if scripted is not None:
+            logits[scripted] += _SCRIPTED_LOGIT
         return logits
 
     def _read_context(self, sequence: int, length: int) -> Context:
@@ -215,13 +216,15 @@ class FakeExecutor:
         return tuple(full)
 
 
-def next_token(script: Script, context: Context, eos_token_id: int) -> int:
-    """The token that ``script`` emits after ``context``; see FakeExecutor."""
+def next_token(script: Script, context: Context, eos_token_id: int) -> int | None:
+    """The token that ``script`` emits after ``context``; None in the middle of a scripted prompt. See FakeExecutor."""
     if callable(script):
         return script(context)
     if isinstance(script, Mapping):
         prompts = [prompt for prompt in script if context[: len(prompt)] == tuple(prompt)]
         if not prompts:
+            if any(tuple(prompt[: len(context)]) == context for prompt in script):
+                return None
             raise ValueError(f"the script has no prompt that the context {context} begins with")
         prompt = max(prompts, key=len)
         output, place = script[prompt], len(context) - len(prompt)
