@@ -291,7 +291,7 @@ class TestNative:
     def test_head_dim_that_pages_cannot_hold(self) -> None:
         config = llama_config(head_dim=24, ropes=(RopeConfig(theta=1e4, rotary_dim=24),))
         with (
-            pytest.raises(UnsupportedModelError, match="head_dim is 24; .* multiple of 16"),
+            pytest.raises(UnsupportedModelError, match=r"head_dim is 24; .* multiple of 16"),
             executor_of(fake_checkpoint(config)),
         ):
             pass
