@@ -9,6 +9,7 @@ import typer
 from neoserve.cli.values import parse_size
 
 if TYPE_CHECKING:
+    from neoserve.llm import LLM
     from neoserve.types.options import EngineOptions
 
 _MODEL = (
@@ -79,3 +80,14 @@ def engine_options(
         "kernel_force": kernels,
     }
     return EngineOptions(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+
+def open_llm(model: str | None, options: EngineOptions, template_file: str | None, tokenizer_pre: str | None) -> LLM:
+    """The model in this process; raises what loading raises."""
+    from dataclasses import asdict
+    from pathlib import Path
+
+    from neoserve.llm import LLM
+
+    template = None if template_file is None else Path(template_file).expanduser()
+    return LLM(model, chat_template=template, tokenizer_pre=tokenizer_pre, **asdict(options))
