@@ -11,6 +11,7 @@
 #include "core/features.h"
 #include "core/memory.h"
 #include "core/thread_pool.h"
+#include "cpus/cores.h"
 #include "exec/registry.h"
 #include "exec/sampler.h"
 #include "exec/trigonometry.h"
@@ -102,6 +103,10 @@ double arithmetic_peak(Op op, int threads) {
 void bind_machine(nb::module_& m) {
   m.def("cpu_features", [] { return feature_names(detect_features()); }, "Names of the instruction-set extensions found.");
   m.def("core_identity", &core_identity, "vendor:family:model (x86-64) or implementer:part (AArch64).");
+  m.def("core_name", [] {
+    const Core* core = find_core(core_identity());
+    return std::string(core ? core->name : "");
+  }, "Name of a known core; empty when the core is served by its feature bits alone.");
   m.def("sve_vector_bytes", &sve_vector_bytes, "SVE vector length in bytes; 0 without SVE.");
   m.def("page_size", &system_page_size, "Page size of the system in bytes.");
   m.def("rows", &rows, nb::arg("force") = "", "(op, row, feature set, chosen, reason) for every op, preferred first. ValueError on a bad force.");

@@ -53,13 +53,6 @@ static __attribute__((noinline)) void tile_f32(const LinearArgs& a, int32_t row,
   }
 }
 
-static inline float widen_bf16(uint16_t value) {
-  const uint32_t bits = static_cast<uint32_t>(value) << 16;
-  float out;
-  __builtin_memcpy(&out, &bits, 4);
-  return out;
-}
-
 template <int M, int NB>
 static __attribute__((noinline)) void tile_bf16(const LinearArgs& a, int32_t row, int32_t block) {
   const size_t block_stride = static_cast<size_t>(a.k) * kBlock;
@@ -73,13 +66,14 @@ static __attribute__((noinline)) void tile_bf16(const LinearArgs& a, int32_t row
     for (int b = 0; b < NB; ++b) acc[m][b] = zero_f32();
   }
   for (int32_t k = 0; k < a.k; k += 2) {
+    F32 even[NB], odd[NB];
     for (int b = 0; b < NB; ++b) {
-      F32 even, odd;
-      load_bf16_pairs(w + static_cast<size_t>(b) * block_stride + static_cast<size_t>(k) * kBlock, even, odd);
-      for (int m = 0; m < M; ++m) {
-        acc[m][b] = fma(set1(widen_bf16(x[m][k])), even, acc[m][b]);
-        acc[m][b] = fma(set1(widen_bf16(x[m][k + 1])), odd, acc[m][b]);
-      }
+      load_bf16_pairs(w + static_cast<size_t>(b) * block_stride + static_cast<size_t>(k) * kBlock, even[b], odd[b]);
+    }
+    for (int m = 0; m < M; ++m) {
+      F32 x_even, x_odd;
+      broadcast_bf16_pair(x[m] + k, x_even, x_odd);
+      for (int b = 0; b < NB; ++b) acc[m][b] = fma(x_odd, odd[b], fma(x_even, even[b], acc[m][b]));
     }
   }
   for (int m = 0; m < M; ++m) {

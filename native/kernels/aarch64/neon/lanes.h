@@ -113,6 +113,16 @@ static inline void load_bf16_pairs(const uint16_t* p, F32& even, F32& odd) {
   }
 }
 
+// One pair of bf16 in every lane, widened: even holds p[0], odd p[1].
+static inline void broadcast_bf16_pair(const uint16_t* p, F32& even, F32& odd) {
+  uint32_t bits;
+  std::memcpy(&bits, p, 4);
+  const uint32x4_t pair = vdupq_n_u32(bits);
+  const float32x4_t low = vreinterpretq_f32_u32(vshlq_n_u32(pair, 16)), high = vreinterpretq_f32_u32(vandq_u32(pair, vdupq_n_u32(0xffff0000u)));
+  even = {{low, low, low, low}};
+  odd = {{high, high, high, high}};
+}
+
 static inline void store_bf16(uint16_t* p, F32 x) {
   for (int i = 0; i < 4; ++i) {
     const uint32x4_t bits = vreinterpretq_u32_f32(x.v[i]);

@@ -106,6 +106,17 @@ static inline void load_bf16_pairs(const uint16_t* p, F32& even, F32& odd) {
   odd = {_mm256_castsi256_ps(_mm256_and_si256(a, mask)), _mm256_castsi256_ps(_mm256_and_si256(b, mask))};
 }
 
+// One pair of bf16 in every lane, widened: even holds p[0], odd p[1].
+static inline void broadcast_bf16_pair(const uint16_t* p, F32& even, F32& odd) {
+  int32_t bits;
+  std::memcpy(&bits, p, 4);
+  const __m256i pair = _mm256_set1_epi32(bits);
+  const __m256 low = _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
+  const __m256 high = _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u))));
+  even = {low, low};
+  odd = {high, high};
+}
+
 static inline __m256i bf16_bits(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

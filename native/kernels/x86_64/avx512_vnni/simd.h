@@ -81,6 +81,15 @@ static inline void load_bf16_pairs(const uint16_t* p, F32& even, F32& odd) {
   odd = {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u))))};
 }
 
+// One pair of bf16 in every lane, widened: even holds p[0], odd p[1].
+static inline void broadcast_bf16_pair(const uint16_t* p, F32& even, F32& odd) {
+  int32_t bits;
+  std::memcpy(&bits, p, 4);
+  const __m512i pair = _mm512_set1_epi32(bits);
+  even = {_mm512_castsi512_ps(_mm512_slli_epi32(pair, 16))};
+  odd = {_mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u))))};
+}
+
 static inline void store_bf16(uint16_t* p, F32 x) {
   const __m512i bits = _mm512_castps_si512(x.v);
   const __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
