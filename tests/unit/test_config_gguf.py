@@ -214,10 +214,6 @@ def test_tokens_that_end_generation(tmp_path: Path) -> None:
     eom: Key = ("tokenizer.ggml.eom_token_id", UINT32, 9)
     assert text(tmp_path)[1] == (2,)
     assert text(tmp_path, eot, eom)[1] == (2, 7, 9)
-    chat: Key = ("tokenizer.chat_template", STRING, "{{ m }}<|im_end|>")
-    assert text(tmp_path, eot, chat)[1] == (2, 7, 46, 47)
-    plain: Key = ("tokenizer.ggml.token_type", ARRAY, (INT32, [1] * 48))
-    assert text(tmp_path, chat, plain)[1] == (2,)
 
 
 def test_sampling_defaults(tmp_path: Path) -> None:

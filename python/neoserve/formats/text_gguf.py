@@ -1,4 +1,4 @@
-"""What a GGUF file says about text: tokenizer metadata, chat templates, tokens that end generation."""
+"""What a GGUF file says about text: tokenizer metadata, chat templates, generation defaults."""
 
 from __future__ import annotations
 
@@ -13,17 +13,8 @@ from neoserve.types.model import GenerationDefaults, TokenizerSource
 
 _PREFIX: Final = "tokenizer."
 _TEMPLATE: Final = "tokenizer.chat_template"
-_TOKENS: Final = "tokenizer.ggml.tokens"
 _EOS_KEYS: Final = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 _ID_KEYS: Final = (*_EOS_KEYS, "tokenizer.ggml.bos_token_id")
-
-# Ends of a turn in published chat templates. Many files name only the end of a document as EOS (Gemma's among
-# them) and leave the end of the assistant's turn to the template.
-_END_OF_TURN: Final = ("<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|end|>")
-# Ends of a document: nothing that follows belongs to a chat's answer.
-_END_OF_TEXT: Final = ("<|endoftext|>", "<|end_of_text|>")
-_CONTROL: Final = 3
-_USER_DEFINED: Final = 4
 
 
 class TokenizerMetadata(Mapping[str, object]):
@@ -76,10 +67,10 @@ def read_gguf_tokenizer(gguf: GGUFFile) -> TokenizerSource:
 
 
 def read_gguf_generation(gguf: GGUFFile, vocab_size: int) -> GenerationDefaults:
-    """The sampling defaults (``general.sampling.*``) and all tokens that end generation.
+    """The sampling defaults (``general.sampling.*``) and the ids that the file declares as EOS, EOT and EOM.
 
-    Those are the EOS, EOT and EOM ids, and of a chat model the ends of turn that its template writes and the end of a
-    document. Raises CheckpointError for a special token id outside the vocabulary or a default out of range.
+    Many files declare less than a chat needs; the tokenizer adds the tokens whose text ends a turn. Raises
+    CheckpointError for a special token id outside the vocabulary or a default out of range.
     """
     metadata = gguf.metadata
     ids: dict[int, None] = {}
@@ -91,7 +82,6 @@ def read_gguf_generation(gguf: GGUFFile, vocab_size: int) -> GenerationDefaults:
             raise CheckpointError(f"{gguf.paths[0].name}: {key} is {value}; it must be in [0, {vocab_size - 1}]")
         if key in _EOS_KEYS:
             ids[value] = None
-    ids.update(dict.fromkeys(_template_ends(metadata)))
     sampling = Fields(metadata, gguf.paths[0].name, "general.sampling.")
     return GenerationDefaults(
         eos_token_ids=tuple(ids),
@@ -101,21 +91,3 @@ def read_gguf_generation(gguf: GGUFFile, vocab_size: int) -> GenerationDefaults:
         min_p=sampling.optional_number("min_p", 0.0, 1.0),
         repetition_penalty=sampling.optional_positive("penalty_repeat", 100.0),
     )
-
-
-def _template_ends(metadata: GGUFMetadata) -> list[int]:
-    """Ids of the ends that a chat meets, where the vocabulary has them as special tokens."""
-    template = metadata.get_str(_TEMPLATE, "")
-    wanted = [*(text for text in _END_OF_TURN if text in template), *_END_OF_TEXT]
-    types_key = "tokenizer.ggml.token_type"
-    if not template or _TOKENS not in metadata or types_key not in metadata:
-        return []
-    tokens = metadata.get_strings(_TOKENS)
-    types = metadata.get_numbers(types_key)
-    found = []
-    for text in wanted:
-        if text in tokens:
-            index = tokens.index(text)
-            if index < len(types) and int(types[index]) in (_CONTROL, _USER_DEFINED):
-                found.append(index)
-    return found
