@@ -14,7 +14,7 @@ from neoserve.models.registry import build_program
 from neoserve.program.executor import build_executor, build_reference_executor, prepare
 from neoserve.program.ir import View
 from neoserve.program.reference import ReferenceExecutor
-from neoserve.types.errors import ConfigurationError, UnsupportedModelError
+from neoserve.types.errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from neoserve.types.model import RopeConfig
 from neoserve.types.options import EngineOptions
 from neoserve.types.step import Executor, Float32Array, SampleOutput
@@ -262,6 +262,30 @@ class TestPrepare:
 
 
 class TestNative:
+    @pytest.mark.parametrize("fmt", FORMATS, ids=str)
+    def test_packing_in_many_small_ranges_changes_nothing(
+        self, fmt: WeightFormat, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        checkpoint = fake_checkpoint(LLAMA, fmt)
+        with executor_of(checkpoint, replace(OPTIONS, num_threads=1)) as executor:
+            expected = run(executor, [30])
+        monkeypatch.setattr("neoserve.program.native.BLOCK_BYTES", 1)
+        with executor_of(checkpoint, replace(OPTIONS, num_threads=3)) as executor:
+            np.testing.assert_array_equal(run(executor, [30]), expected)
+        reads = [len(tensor.reads) for tensor in checkpoint.tensors.values()]  # type: ignore[attr-defined]
+        assert max(reads) >= 6
+
+    @pytest.mark.parametrize("name", ["embedding", "layers.1.mlp.down", "lm_head"])
+    def test_a_damaged_tensor_ends_the_load_with_its_name(self, name: str) -> None:
+        checkpoint = fake_checkpoint(LLAMA, INT4_MINIMUM)
+        scales = checkpoint.tensors[name].rows.scales  # type: ignore[attr-defined]
+        scales[-1, -1] = np.nan
+        with (
+            pytest.raises(CheckpointError, match=rf"tensor {name} rows .* NaN or infinity"),
+            executor_of(checkpoint, replace(OPTIONS, num_threads=2)),
+        ):
+            pass
+
     def test_progress_and_release(self) -> None:
         checkpoint, calls = fake_checkpoint(LLAMA), []
         with executor_of(checkpoint, progress=lambda *call: calls.append(call)):

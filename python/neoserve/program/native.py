@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from typing import Any
 
@@ -12,10 +13,13 @@ import numpy.typing as npt
 from neoserve import _native
 from neoserve.program.ir import Instruction, KvLayer, Operand, Program, ProgramError, View, Weight
 from neoserve.program.plan import MemoryPlan
-from neoserve.program.weights import row_blocks, vector_values
+from neoserve.program.weights import BLOCK_BYTES, RowRange, read_range, row_ranges, vector_values
 from neoserve.types.errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from neoserve.types.step import Float32Array, SampleOutput, SamplingBatch, StepInput, StepLimits
 from neoserve.types.tensors import CheckpointTensor, TensorRows
+
+MAX_PACKERS = 16
+"""Threads that pack weights: reading is soon bound by memory, and each holds a block of canonical rows."""
 
 HEAD_DIM_MULTIPLE = 16
 """Attention kernels hold whole vectors of sixteen values of a head."""
@@ -107,17 +111,35 @@ class NativeExecutor:
         progress: Progress | None,
         after_weight: Callable[[], None] | None,
     ) -> dict[str, int]:
-        total = sum(tensors[part].nbytes for weight in self.program.weights.values() for part in weight.parts)
+        """Packs all weights, several ranges of rows at a time, and returns their ids; weights finish in order."""
+        weights = self.program.weights
+        sizes = {name: sum(tensors[part].nbytes for part in weight.parts) for name, weight in weights.items()}
+        packed = {name: _empty_weight(weight, force) for name, weight in weights.items()}
+        workers = min(self.threads, MAX_PACKERS)
         done, ids = 0, {}
-        for name, weight in self.program.weights.items():
-            if progress is not None:
-                progress(done, total, name)
-            ids[name] = self._open_model().add_weight(pack_weight(weight, tensors, force))
-            if after_weight is not None:
-                after_weight()
-            done += sum(tensors[part].nbytes for part in weight.parts)
+        with ThreadPoolExecutor(workers, thread_name_prefix="neoserve-pack") as pool:
+            tasks = {
+                name: [
+                    pool.submit(_pack_range, packed[name], weight, rows)
+                    for rows in row_ranges(weight, tensors, BLOCK_BYTES // workers)
+                ]
+                for name, weight in weights.items()
+            }
+            try:
+                for name in weights:
+                    if progress is not None:
+                        progress(done, sum(sizes.values()), name)
+                    for task in tasks[name]:
+                        task.result()
+                    ids[name] = self._open_model().add_weight(packed[name])
+                    if after_weight is not None:
+                        after_weight()
+                    done += sizes[name]
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
         if progress is not None:
-            progress(done, total, "")
+            progress(done, done, "")
         return ids
 
     def _add_groups(self) -> None:
@@ -146,11 +168,11 @@ class NativeExecutor:
             raise ProgramError(f"program {self.program.name} cannot be bound: {error}") from None
 
 
-def pack_weight(weight: Weight, tensors: Mapping[str, CheckpointTensor], force: str) -> _native.PackedWeight:
-    """``weight`` packed for the best kernel row of this CPU, or the forced one, from streamed blocks of rows."""
+def _empty_weight(weight: Weight, force: str) -> _native.PackedWeight:
+    """Memory of ``weight`` in the layout of the best kernel row of this CPU, or of the forced one."""
     fmt = weight.format
     try:
-        packed = _native.pack_weight(fmt.kind, weight.n, weight.k, fmt.group, fmt.scale_type, fmt.offset, force)
+        return _native.pack_weight(fmt.kind, weight.n, weight.k, fmt.group, fmt.scale_type, fmt.offset, force)
     except MemoryError:
         raise ConfigurationError(
             f"weight {weight.name} {fmt} [{weight.n}, {weight.k}] does not fit into memory; use a smaller model or "
@@ -158,9 +180,12 @@ def pack_weight(weight: Weight, tensors: Mapping[str, CheckpointTensor], force: 
         ) from None
     except ValueError as error:
         raise CheckpointError(f"weight {weight.name} {fmt} [{weight.n}, {weight.k}]: {error}") from None
-    for row, rows in row_blocks(weight, tensors):
-        packed.put_rows(row, _native_values(rows), rows.scales, rows.minimums, rows.zeros)
-    return packed
+
+
+def _pack_range(packed: _native.PackedWeight, weight: Weight, rows: RowRange) -> None:
+    """Reads and packs one range; runs on a packing thread (numpy and put_rows release the GIL)."""
+    found = read_range(rows, weight)
+    packed.put_rows(rows.row, _native_values(found), found.scales, found.minimums, found.zeros)
 
 
 def _native_values(rows: TensorRows) -> npt.NDArray[np.generic]:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from neoserve.program.catalog import Catalog, ParameterSpec
@@ -336,6 +337,10 @@ def _caller_source() -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
-    path = Path(frame.f_code.co_filename)
-    shown = path.relative_to(_PACKAGE_ROOT) if path.is_relative_to(_PACKAGE_ROOT) else Path(path.name)
-    return f"{shown.as_posix()}:{frame.f_lineno}"
+    return f"{_shown_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@cache
+def _shown_path(filename: str) -> str:
+    path = Path(filename)
+    return (path.relative_to(_PACKAGE_ROOT) if path.is_relative_to(_PACKAGE_ROOT) else Path(path.name)).as_posix()

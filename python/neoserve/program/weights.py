@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -24,32 +25,58 @@ _VALUE_TYPES: dict[str, np.dtype[np.generic]] = {
 }
 
 
-def row_blocks(
-    weight: Weight, tensors: Mapping[str, CheckpointTensor], block_bytes: int = BLOCK_BYTES
-) -> Iterator[tuple[int, TensorRows]]:
-    """Yields (first row in the stacked weight, rows) over all parts of ``weight`` in order.
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """Rows [start, stop) of one part of a stacked weight; they become rows from ``row`` on of the stack."""
 
-    Raises CheckpointError naming the tensor when a part is missing, mis-shaped, or hands over rows whose arrays
-    do not fit its format, or scales that are not finite.
+    part: str
+    tensor: CheckpointTensor
+    start: int
+    stop: int
+    row: int
+
+
+def row_ranges(
+    weight: Weight, tensors: Mapping[str, CheckpointTensor], block_bytes: int = BLOCK_BYTES
+) -> list[RowRange]:
+    """``weight`` cut into ranges of about ``block_bytes`` of values, in order.
+
+    Each starts at a multiple of 16 rows of the stack, a packed block, so that ranges may be packed concurrently.
+    Raises CheckpointError naming the tensor when a part is missing or mis-shaped.
     """
+    value_bytes = _VALUE_TYPES[weight.format.kind].itemsize
+    block = max(16, block_bytes // (weight.k * value_bytes) // 16 * 16)
+    ranges: list[RowRange] = []
     row = 0
     for part in weight.parts:
         tensor = _find(part, tensors)
         if len(tensor.shape) != 2 or tensor.shape[1] != weight.k:
             raise CheckpointError(f"{tensor.file}: tensor {part} has shape {tensor.shape}, expected (N, {weight.k})")
         n = tensor.shape[0]
-        value_bytes = _VALUE_TYPES[weight.format.kind].itemsize
-        block = max(16, block_bytes // (weight.k * value_bytes) // 16 * 16)
-        for start in range(0, n, block):
-            stop = min(n, start + block)
-            rows = tensor.read_rows(start, stop, weight.format)
-            _check_rows(
-                f"{tensor.file}: tensor {part} rows [{start}, {stop})", rows, weight.format, stop - start, weight.k
-            )
-            yield row + start, rows
+        ranges += [RowRange(part, tensor, start, min(n, start + block), row + start) for start in range(0, n, block)]
         row += n
     if row != weight.n:
         raise CheckpointError(f"weight {weight.name} needs {weight.n} rows, the checkpoint's tensors have {row}")
+    return ranges
+
+
+def read_range(rows: RowRange, weight: Weight) -> TensorRows:
+    """The canonical rows of a range, checked against the format of ``weight``.
+
+    Raises CheckpointError naming tensor and rows when arrays do not fit the format, or scales are not finite.
+    """
+    found = rows.tensor.read_rows(rows.start, rows.stop, weight.format)
+    where = f"{rows.tensor.file}: tensor {rows.part} rows [{rows.start}, {rows.stop})"
+    _check_rows(where, found, weight.format, rows.stop - rows.start, weight.k)
+    return found
+
+
+def row_blocks(
+    weight: Weight, tensors: Mapping[str, CheckpointTensor], block_bytes: int = BLOCK_BYTES
+) -> Iterator[tuple[int, TensorRows]]:
+    """Yields (first row in the stacked weight, rows) over all parts of ``weight`` in order; errors as above."""
+    for rows in row_ranges(weight, tensors, block_bytes):
+        yield rows.row, read_range(rows, weight)
 
 
 def vector_values(vector: Vector, tensors: Mapping[str, CheckpointTensor]) -> npt.NDArray[np.float32]:
