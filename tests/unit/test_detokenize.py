@@ -64,7 +64,11 @@ def test_no_delta_holds_a_part_of_a_character(kind: str, text: str) -> None:
         (b"\xe2\x82A", ["", "", "\ufffdA"], ""),
         (b"\xe2\x82", ["", ""], "\ufffd"),
         (b"\xc3\xa9\xa9", ["", "é", "\ufffd"], ""),
-        ("👨‍👩‍👧".encode(), ["", "", "", "👨", "", "", "\u200d", "", "", "", "👩", "", "", "\u200d", "", "", "", "👧"], ""),
+        (
+            "👨‍👩‍👧".encode(),
+            ["", "", "", "👨", "", "", "\u200d", "", "", "", "👩", "", "", "\u200d", "", "", "", "👧"],
+            "",
+        ),
     ],
 )
 def test_known_byte_sequences(kind: str, data: bytes, deltas: list[str], tail: str) -> None:

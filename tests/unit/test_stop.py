@@ -29,7 +29,9 @@ def longest_possible_start(text: str, stops: list[str]) -> int:
 
 @settings(max_examples=200, deadline=None)
 @given(text=SMALL, stops=STOPS, cuts=st.lists(st.integers(0, 30)))
-def test_any_cut_of_the_text_gives_the_same_and_holds_back_the_least(text: str, stops: list[str], cuts: list[int]) -> None:
+def test_any_cut_of_the_text_gives_the_same_and_holds_back_the_least(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
     expected, stop = reference(text, stops)
     matcher, sent, seen = StopMatcher(stops), "", ""
     edges = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})

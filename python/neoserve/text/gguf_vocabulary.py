@@ -99,8 +99,10 @@ class _Builder:
 
     def sentencepiece(self) -> tuple[tokenizers.Tokenizer, VocabularyInfo]:
         self._refuse_normalisation()
-        # The converter writes user-defined pieces with real blanks; the text they meet has U+2581 instead.
-        tokens = [t.replace(" ", _SPACE) for t in self._tokens]
+        # The converter writes user-defined pieces with real blanks; the text they meet has U+2581 instead. One that
+        # would then be the same as a piece keeps its spelling: it was added to the vocabulary for raw text.
+        raw = set(self._tokens)
+        tokens = [t if " " not in t or t.replace(" ", _SPACE) in raw else t.replace(" ", _SPACE) for t in self._tokens]
         prefix = self._flag("add_space_prefix", default=True)
         unknown = self._token_id("unknown_token_id")
         model = _bpe(

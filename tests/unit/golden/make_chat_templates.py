@@ -1,6 +1,6 @@
 """Writes chat_templates.json: renderings by transformers of the templates in chat_templates/ for a set of chats.
 
-    python tests/unit/golden/make_chat_templates.py
+python tests/unit/golden/make_chat_templates.py
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOOL = {
     "type": "function",
     "function": {
         "name": "get_weather",
-        "description": "Wetter für <Ort> & Tag — 天气 \"now\"",
+        "description": 'Wetter für <Ort> & Tag — 天气 "now"',
         "parameters": {
             "type": "object",
             "properties": {
@@ -44,7 +44,12 @@ CALL = {
         }
     ],
 }
-RESULT = {"role": "tool", "name": "get_weather", "tool_call_id": "call00001", "content": '{"temp": 21, "sky": "heiter & ☀"}'}
+RESULT = {
+    "role": "tool",
+    "name": "get_weather",
+    "tool_call_id": "call00001",
+    "content": '{"temp": 21, "sky": "heiter & ☀"}',
+}
 THOUGHT = {"role": "assistant", "content": "4", "reasoning_content": "two and two"}
 PARTS = {"role": "user", "content": [{"type": "text", "text": " one "}, {"type": "text", "text": "two"}]}
 
@@ -56,7 +61,11 @@ CASES = {
     "two_users": {"messages": [USER, USER], "add_generation_prompt": True},
     "tools": {"messages": [USER], "tools": [TOOL, TOOL], "add_generation_prompt": True},
     "tool_result": {"messages": [SYSTEM, USER, CALL, RESULT], "tools": [TOOL], "add_generation_prompt": True},
-    "tool_results": {"messages": [USER, CALL, RESULT, RESULT, ANSWER, USER], "tools": [TOOL], "add_generation_prompt": True},
+    "tool_results": {
+        "messages": [USER, CALL, RESULT, RESULT, ANSWER, USER],
+        "tools": [TOOL],
+        "add_generation_prompt": True,
+    },
     "continue": {"messages": [USER, {"role": "assistant", "content": "Once upon "}], "continue_final_message": True},
     "parts": {"messages": [PARTS], "add_generation_prompt": True},
     "variables": {"messages": [USER, THOUGHT, USER], "add_generation_prompt": True, "enable_thinking": False},
@@ -82,7 +91,9 @@ def render(template: str, case: dict) -> dict[str, str]:
 
 def main() -> None:
     chat_template_utils.datetime = Clock
-    templates = {path.stem: path.read_text(encoding="utf-8") for path in sorted((HERE / "chat_templates").glob("*.jinja"))}
+    templates = {
+        path.stem: path.read_text(encoding="utf-8") for path in sorted((HERE / "chat_templates").glob("*.jinja"))
+    }
     result = {
         "tokens": TOKENS,
         "now": NOW.isoformat(),
