@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -14,9 +11,7 @@ from neoserve.types.options import EngineOptions
 from neoserve.types.request import GenerateRequest
 from neoserve.types.sampling import SamplingParams
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
-
-from invariance import Answer, assert_same_answer, run
+from ..serve.invariance import Answer, assert_same_answer, run
 
 PROMPTS = [[1], [2, 3, 4], list(range(5, 38)), [9] * 70, list(range(100, 20, -1))]
 

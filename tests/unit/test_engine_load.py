@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +14,7 @@ from neoserve.types.options import EngineOptions
 from neoserve.types.request import GenerateRequest
 from neoserve.types.sampling import SamplingParams
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
-
-from invariance import assert_same_answer, run
+from ..serve.invariance import assert_same_answer, run
 
 pytest.importorskip("neoserve._native")
 
