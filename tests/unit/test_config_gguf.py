@@ -181,6 +181,32 @@ def test_bad_metadata_names_its_key(tmp_path: Path, key: Key, expected: str) -> 
     assert "\n" not in str(caught.value)
 
 
+ODD: list[tuple[int, Any]] = [
+    (UINT32, 0), (UINT32, 2**32 - 1), (INT32, -1), (FLOAT32, float("nan")), (FLOAT32, float("inf")), (FLOAT32, 0.5),
+    (BOOL, 1), (STRING, ""), (STRING, "x"), (ARRAY, (UINT32, [])), (ARRAY, (STRING, ["a", "b"])),
+    (ARRAY, (FLOAT32, [1.5])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_values_in_any_key_never_raise_anything_else(tmp_path: Path, odd: tuple[int, Any]) -> None:
+    names = [str(key) for key, _ in gemma_image().keys if str(key).startswith(("gemma3.", "general."))]
+    names += ["gemma3.rope.scaling.type", "gemma3.rope.scaling.factor", "gemma3.rope.freq_base_swa"]
+    names += ["gemma3.attention.sliding_window_pattern", "gemma3.rope.dimension_count", "general.type"]
+    names += ["tokenizer.ggml.eos_token_id", "general.sampling.temp", "tokenizer.chat_template"]
+    refused: list[str] = []
+    for name in names:
+        gguf = GGUFFile.open(gemma_image((name, *odd)).write(tmp_path / "m.gguf"))
+        try:
+            config = read_gguf_config(gguf)
+            read_gguf_generation(gguf, config.vocab_size)
+            read_gguf_tokenizer(gguf)
+        except CheckpointError as error:
+            refused.append(str(error))
+    assert len(refused) > len(names) // 2
+    assert not [text for text in refused if "\n" in text]
+
+
 @pytest.mark.parametrize("name", ["block_count", "context_length", "attention.head_count"])
 def test_missing_key(tmp_path: Path, name: str) -> None:
     made = image()

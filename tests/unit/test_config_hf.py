@@ -347,6 +347,42 @@ def test_overrides_replace_fields_and_none_is_lost() -> None:
         read_hf_config(LLAMA, overrides={"rope_scalling": scaling})
 
 
+ODD_VALUES: list[Any] = [
+    None, True, False, 0, -1, 1, 7, 2**63, 10**400, 0.0, 1e-320, math.nan, math.inf, "", "1", "silu", "\ud800", [], [1],
+    ["x"], [None], {}, {"a": 1}, {"rope_type": None}, [[[]]],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("base", [LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3], ids=lambda base: base["model_type"])
+def test_odd_values_in_any_field_never_raise_anything_else(base: dict[str, Any]) -> None:
+    """Every field that a reader looks at, times every kind of odd value: a configuration, or an error of ours."""
+    extra = ["rope_scaling", "rope_parameters", "layer_types", "sliding_window", "use_sliding_window", "text_config"]
+    extra += [
+        "quantization_config",
+        "partial_rotary_factor",
+        "final_logit_softcapping",
+        "max_window_layers",
+        "head_dim",
+    ]
+    refused: list[str] = []
+    for name in [*base, *extra]:
+        for value in ODD_VALUES:
+            try:
+                read_hf_config(base | {name: value})
+            except (CheckpointError, ConfigurationError) as error:
+                refused.append(str(error))
+    assert len(refused) > 200
+    assert not [text for text in refused if "\n" in text]
+    for name in ("factor", "rope_type", "type", "low_freq_factor", "beta_fast", "mscale", "truncate", "rope_theta"):
+        for kind in ("linear", "llama3", "yarn", "dynamic"):
+            for value in ODD_VALUES:
+                table = LLAMA3_TABLE | {"rope_type": kind} | {name: value}
+                try:
+                    read_hf_config(base | {"rope_scaling": table})
+                except CheckpointError:
+                    continue
+
+
 # generation_config.json
 
 
