@@ -16,7 +16,8 @@ from .tiny import CONTEXT, FORMATS, native, quantised, tiny_folder
 
 IDS = np.random.default_rng(30).integers(0, 128, 290).tolist()
 MODELS = ("llama", "llama-bias", "llama-d80", "qwen2", "gemma3")
-CHOICES = ("float32", "bfloat16", *FORMATS)
+COMBINATIONS = [(name, choice) for name in MODELS for choice in ("float32", "bfloat16", *FORMATS)]
+COMBINATIONS += [("llama-odd", choice) for choice in ("float32", "bfloat16", "int8_channel")]
 
 
 def _usable(folder: str) -> bool:
@@ -36,6 +37,12 @@ def _checkpoint(name: str, choice: str) -> Checkpoint:
     return quantised(name, FORMATS[choice]) if choice in FORMATS else open_checkpoint(tiny_folder(name))
 
 
+def _linear_rows(choice: str) -> str:
+    """What the names of the rows must begin with that multiply by weights of this choice (B14)."""
+    kind = {"float32": "f32", "bfloat16": "bf16"}.get(choice) or FORMATS[choice].kind
+    return f"linear_{kind}_"
+
+
 def _run(checkpoint: Checkpoint, choice: str, force: str) -> tuple[np.ndarray, set[str]]:
     """Logits [290, V], prefill and then decode, and the feature sets whose rows ran."""
     dtype = "auto" if choice in FORMATS else choice
@@ -47,13 +54,14 @@ def _run(checkpoint: Checkpoint, choice: str, force: str) -> tuple[np.ndarray, s
         driver.step((sequence, 270))
         while sequence.done < len(IDS):
             driver.step((sequence, 1))
+        linear = {row for _, op, row in executor.rows() if op == "linear"}
+        assert any(row.startswith(_linear_rows(choice)) for row in linear), f"{choice} was asked for, {linear} ran"
         return sequence.logits, {ROW_FOLDERS[row] for _, _, row in executor.rows() if row}
     finally:
         executor.close()
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "choice"), COMBINATIONS)
 def test_every_feature_set_gives_the_bits_of_the_reference(name: str, choice: str) -> None:
     checkpoint = _checkpoint(name, choice)
     wanted, ran = _run(checkpoint, choice, "reference")

@@ -30,6 +30,7 @@ CASES = (
     "llama-tied-mqa",
     "llama-bias",
     "llama-d80",
+    "llama-odd",
     "mistral-full",
     "qwen2",
     "qwen3",

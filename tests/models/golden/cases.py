@@ -162,7 +162,8 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="llama-tied-mqa",
-        config=_llama(num_key_value_heads=1, tie_word_embeddings=True),
+        config=_llama(num_key_value_heads=1, tie_word_embeddings=True, torch_dtype="bfloat16"),
+        storage="BF16",
         eos=2,
         why="tied embeddings, MQA, head_dim left out (hidden / heads)",
     ),
@@ -183,6 +184,21 @@ CASES: tuple[Case, ...] = (
         config=_llama(head_dim=128, num_attention_heads=2, num_key_value_heads=1, torch_dtype="bfloat16"),
         storage="BF16",
         why="head_dim 128, bfloat16 file",
+    ),
+    Case(
+        name="llama-odd",
+        config=_llama(
+            vocab_size=131,
+            hidden_size=42,
+            intermediate_size=54,
+            head_dim=16,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            tie_word_embeddings=True,
+            torch_dtype="float16",
+        ),
+        storage="F16",
+        why="hidden, inner and vocabulary sizes divide by neither 4 nor 8: every kernel meets its tails",
     ),
     Case(
         name="llama-sharded",
@@ -284,7 +300,8 @@ def case_named(name: str) -> Case:
 
 def input_ids(case: Case) -> npt.NDArray[np.int64]:
     """Token ids [length] of ``case``; cases that share weights share them, so that their logits can be compared."""
-    return np.random.default_rng(_seed(case.weights_of or case.name, "ids")).integers(0, VOCAB, case.length)
+    vocab = int(case.config["vocab_size"])  # type: ignore[call-overload]
+    return np.random.default_rng(_seed(case.weights_of or case.name, "ids")).integers(0, vocab, case.length)
 
 
 def _seed(name: str, part: str) -> int:
@@ -299,6 +316,7 @@ def weights(case: Case) -> dict[str, Array]:
     """
     config = case.config
     hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])  # type: ignore[call-overload]
+    vocab = int(config["vocab_size"])  # type: ignore[call-overload]
     heads, kv_heads = int(config["num_attention_heads"]), int(config["num_key_value_heads"])  # type: ignore[call-overload]
     head_dim = int(config.get("head_dim", hidden // heads))  # type: ignore[call-overload]
     gemma = str(config["model_type"]).startswith("gemma")
@@ -312,7 +330,7 @@ def weights(case: Case) -> dict[str, Array]:
 
     tied = bool(config.get("tie_word_embeddings", gemma))
     # A tied table is also the output matrix: its rows are as long as those of an untied lm_head.
-    shapes["model.embed_tokens.weight"] = ((VOCAB, hidden), 3.0 / hidden**0.5 if tied else 1.0)
+    shapes["model.embed_tokens.weight"] = ((vocab, hidden), 3.0 / hidden**0.5 if tied else 1.0)
     for layer in range(int(config["num_hidden_layers"])):  # type: ignore[call-overload]
         prefix = f"model.layers.{layer}"
         linear(f"{prefix}.self_attn.q_proj", heads * head_dim, hidden, 1.5, qkv_bias)
@@ -330,7 +348,7 @@ def weights(case: Case) -> dict[str, Array]:
             shapes[f"{prefix}.self_attn.k_norm.weight"] = ((head_dim,), 0.0)
     shapes["model.norm.weight"] = ((hidden,), 0.0)
     if not tied:
-        linear("lm_head", VOCAB, hidden, 3.0)
+        linear("lm_head", vocab, hidden, 3.0)
     return {name: _draw(case.name, name, shape, scale, gemma) for name, (shape, scale) in shapes.items()}
 
 

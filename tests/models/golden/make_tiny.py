@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cases import CASES, Case, input_ids, weights
 
 ROOT = Path(__file__).parent / "tiny"
+WORK = ROOT.with_name("tiny.new")  # takes the place of ROOT when all is made
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 UNCHANGED = {"llama-dynamic"}  # dynamic scaling acts only beyond the trained length
 
@@ -78,7 +79,7 @@ def run(folder: Path, ids: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 
 def make(case: Case) -> np.ndarray:
-    folder = ROOT / case.name
+    folder = WORK / case.name
     write_checkpoint(case, folder)
     ids = input_ids(case)
     logits = run(folder, ids, torch.float32)
@@ -96,7 +97,7 @@ def main() -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    shutil.rmtree(ROOT, ignore_errors=True)
+    shutil.rmtree(WORK, ignore_errors=True)
     logits: dict[str, np.ndarray] = {}
     for case in CASES:
         logits[case.name] = make(case)
@@ -106,9 +107,11 @@ def main() -> None:
             if change < 0.1:
                 raise SystemExit(f"{case.name}: does not differ from {case.weights_of}")
     versions = {m.__name__: m.__version__ for m in (torch, transformers, safetensors, np)}
-    write_json(ROOT / "VERSIONS.json", versions)
-    total = sum(f.lstat().st_size for f in ROOT.rglob("*") if not f.is_dir())
+    write_json(WORK / "VERSIONS.json", versions)
+    total = sum(f.lstat().st_size for f in WORK.rglob("*") if not f.is_dir())
     print(f"total {total / 1e6:.2f} MB")
+    shutil.rmtree(ROOT, ignore_errors=True)
+    WORK.rename(ROOT)
 
 
 if __name__ == "__main__":
