@@ -54,9 +54,7 @@ class LoadedText:
                 if chat_template is None
                 else ChatTemplate({"default": _template_text(chat_template)}, self.tokenizer)
             )
-            core = self.loaded.core
-            if self.tokenizer.vocab_size < core.limits.vocab_size:
-                core.restrict_vocabulary(self.tokenizer.vocab_size)
+            self.loaded.core.restrict_vocabulary(self.tokenizer.vocab_size)
         except BaseException:
             self.loaded.close()
             raise

@@ -53,11 +53,11 @@ class SamplingBatchBuilder:
     def restrict_vocabulary(self, size: int) -> None:
         """Forbids ids of ``size`` and above in every row: logits that the tokenizer has no token for.
 
-        Raises ValueError unless 0 < size <= the model's vocabulary.
+        A tokenizer larger than the model forbids nothing. Raises ValueError for a size below 1.
         """
-        if not 0 < size <= self._vocab_size:
-            raise ValueError(f"vocabulary size {size} is not in 1..{self._vocab_size}")
-        self._valid_vocabulary = size
+        if size < 1:
+            raise ValueError(f"vocabulary size is {size}; it must be at least 1")
+        self._valid_vocabulary = min(size, self._vocab_size)
 
     def build(self, rows: Sequence[DrawingRow | None]) -> SamplingBatch:
         """The batch of the given logits rows in order; None is a row that draws nothing (it is greedy, unmodified).
