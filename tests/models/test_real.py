@@ -131,3 +131,36 @@ def test_default_model_is_invariant() -> None:
             assert_same_bits(first.logits, alone[: first.done], f"{where}, in a batch")
         finally:
             executor.close()
+
+
+@pytest.mark.timeout(600)
+def test_near_equal_prompts_answer_together_as_alone() -> None:
+    """B08: five prompts that differ in one number, one by one and at once."""
+    checkpoint = open_model(DEFAULT_MODEL)
+    tokenizer = load_tokenizer(checkpoint.tokenizer)
+    words = ("amber-17", "amber-71", "cobalt-17", "cobalt-18", "maple-17")
+    prompts = [
+        tokenizer.encode(
+            f"<|im_start|>user\nRemember the passphrase {word}. Repeat it.<|im_end|>\n<|im_start|>assistant\n",
+            add_bos=False,
+            parse_special=True,
+        )
+        for word in words
+    ]
+    executor = real_executor(checkpoint)
+    driver = StepDriver(executor, seed=8)
+    try:
+        alone = [driver.generate(prompt, 16) for prompt in prompts]
+        assert len({tuple(output) for output in alone}) > 1, "the prompts must not all have one answer"
+        running = [driver.add(prompt) for prompt in prompts]
+        driver.step(*((one, len(one.token_ids)) for one in running), rows="last")
+        together = [[int(one.rows[-1].argmax())] for one in running]
+        for _ in range(15):
+            for one, output in zip(running, together, strict=True):
+                one.token_ids.append(output[-1])
+            driver.step(*((one, 1) for one in running))
+            for one, output in zip(running, together, strict=True):
+                output.append(int(one.rows[-1].argmax()))
+    finally:
+        executor.close()
+    assert together == alone
