@@ -104,6 +104,14 @@ class TestBitEquality:
         with executor_of(checkpoint, replace(OPTIONS, num_threads=3)) as three:
             np.testing.assert_array_equal(run(three, [50]), whole)
 
+    def test_more_threads_than_work(self) -> None:
+        """B06: threads without a share of an op's blocks do nothing, and change nothing."""
+        checkpoint = fake_checkpoint(LLAMA, INT4_MINIMUM)
+        with executor_of(checkpoint, replace(OPTIONS, num_threads=1)) as one:
+            expected = run(one, [3, 1])
+        with executor_of(checkpoint, replace(OPTIONS, num_threads=67)) as many:
+            np.testing.assert_array_equal(run(many, [3, 1]), expected)
+
     def test_the_reference_row_can_be_forced_and_is_used(self) -> None:
         checkpoint = fake_checkpoint(LLAMA, INT4_MINIMUM)
         with executor_of(checkpoint) as best:
@@ -224,6 +232,8 @@ class TestPrepare:
             prepared = prepare(fake_checkpoint(LLAMA, INT4_MINIMUM), options, build_program)
             assert {weight.format.kind for weight in prepared.program.weights.values()} == {kind}
             assert prepared.kv_dtype == kv
+            assert f"weights {next(iter(prepared.program.weights.values())).format}" in prepared.summary
+            assert f"pages of 16 tokens, {kv})" in prepared.summary
 
     def test_context_is_capped_by_memory_and_said(self) -> None:
         options = replace(OPTIONS, context_length=None, kv_cache_bytes=5 * 4160)

@@ -104,6 +104,15 @@ class TestQuantize:
         assert not result.values.any()
         assert not result.scales.any()
 
+    def test_values_too_small_for_a_reciprocal_give_zeros(self) -> None:
+        """127 / 1e-37 is infinite in float32; infinity times zero would be NaN."""
+        x = np.zeros((1, 64), np.float32)
+        x[0, 0], x[0, 32] = 1e-37, 1e-36
+        result = ops.quantize(x, "int8_g32")
+        assert isinstance(result, Quantized)
+        assert result.values[0, 0] == 0
+        assert result.values[0, 32] == 127
+
     def test_bf16_rounds_to_nearest_even(self) -> None:
         x = np.array([[1.0, 1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-8)]], np.float32)
         np.testing.assert_array_equal(ops.quantize(x, "bf16"), [[1.0, 1.0, 1 + 2**-6, -1.0]])

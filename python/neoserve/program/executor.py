@@ -102,7 +102,8 @@ def prepare(
     limits = _limits(program, kv, options)
     plan = plan_memory(program, limits.max_tokens, limits.max_logit_rows)
     formats = sorted({str(weight.format) for weight in program.weights.values()})
-    summary = f"{config.architecture}: weights {', '.join(formats)}; {kv.reason}"
+    activations = sorted({weight.format.activation for weight in program.weights.values()})
+    summary = f"{config.architecture}: weights {', '.join(formats)}, activations {', '.join(activations)}; {kv.reason}"
     return PreparedModel(program=program, plan=plan, kv=kv, kv_dtype=kv_dtype, limits=limits, summary=summary)
 
 

@@ -28,6 +28,9 @@ from neoserve.types.tensors import TensorRows, WeightFormat
 Array = npt.NDArray[np.float32]
 AnyArray = npt.NDArray[np.floating]
 Precision = Literal["float32", "float64", "contract"]
+SMALLEST_QUANTIZED = np.float32(1e-36)
+"""A group whose largest value is below it quantises to zeros: 127 / largest could overflow."""
+
 PRECISIONS: tuple[Precision, ...] = ("float32", "float64", "contract")
 
 
@@ -114,7 +117,7 @@ def quantize(x: Array, fmt: str) -> Array | Quantized:
     group = activation_group(fmt, x.shape[1])
     parts = x.reshape(len(x), -1, group)
     largest = np.abs(parts).max(axis=-1)
-    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest >= SMALLEST_QUANTIZED)
     values = np.clip(np.rint(parts * inverse[..., None]), -127, 127).astype(np.int8)
     sums = values.sum(axis=-1, dtype=np.int32)
     return Quantized(values.reshape(x.shape), largest / np.float32(127), sums)
