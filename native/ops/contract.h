@@ -30,6 +30,7 @@ enum class Layout : uint8_t { kK1, kK2, kK4, kK8 };
 
 constexpr int kBlock = 16;       // outputs per block, tokens per tile, lanes of every fixed-shape reduction
 constexpr int kPartition = 256;  // absolute positions per attention partition
+constexpr float kSmallestQuantized = 1e-36f;  // int8: a largest value below it quantises to zeros, since 127 / largest overflows
 
 struct LinearArgs {
   WeightFormat format;

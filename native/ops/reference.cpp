@@ -121,7 +121,7 @@ void quantize_int8(const QuantizeArgs& a) {
       const int32_t end = begin + a.group < a.columns ? begin + a.group : a.columns;
       float largest = 0;
       for (int32_t i = begin; i < end; ++i) largest = std::fabs(x[i]) > largest ? std::fabs(x[i]) : largest;
-      const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+      const float inverse = largest >= kSmallestQuantized ? 127.0f / largest : 0.0f;
       int32_t sum = 0;
       for (int32_t i = begin; i < end; ++i) {
         const int32_t q = quantize_value(x[i], inverse);

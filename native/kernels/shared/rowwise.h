@@ -86,7 +86,7 @@ static inline void quantize_int8_rows(const neoserve::QuantizeArgs& a) {
       F32 extremes = zero_f32();
       for (int32_t i = begin; i < end; i += kBlock) extremes = max(extremes, abs(load_some(x + i, end - i)));
       const float largest = largest_lane(extremes);
-      const F32 inverse = set1(largest > 0 ? 127.0f / largest : 0.0f);
+      const F32 inverse = set1(largest >= neoserve::kSmallestQuantized ? 127.0f / largest : 0.0f);
       I32 sums = zero_i32();
       for (int32_t i = begin; i < end; i += kBlock) {
         F32 value = mul(load_some(x + i, end - i), inverse);
