@@ -53,6 +53,22 @@ def test_what_was_chosen_is_told():
         loaded.close()
 
 
+def test_rows_that_fall_back_are_counted_and_named(caplog):
+    """A slow row is never silent: the metric counts the ops on it, and the details name the rows."""
+    forced = load("llama", kernel_force="reference")
+    rows = [row for _, _, row in forced.core.executor.rows() if row]
+    assert forced.core.stats().row_fallbacks == len(rows) > 0
+    assert forced.details["kernel_rows"] == sorted(set(rows))
+    assert all(row.endswith("_reference") for row in rows)
+    assert "portable" not in caplog.text
+    forced.close()
+    best = load("llama")
+    slow = [row for _, _, row in best.core.executor.rows() if row.endswith("_reference")]
+    assert best.core.stats().row_fallbacks == len(slow)
+    assert ("run on the portable one" in caplog.text) == bool(slow)
+    best.close()
+
+
 def test_packing_reports_its_progress():
     calls: list[tuple[int, int, str]] = []
     options = EngineOptions(max_running_requests=1, context_length=64, kv_cache_bytes=4 << 20)

@@ -34,10 +34,18 @@ class EngineCore:
     A step that the executor fails ends the requests of that step with finish_reason "error"; the others go on. After
     ``options.max_failed_steps`` failed steps in a row the engine is dead: every request is ended with "error",
     ``dead_reason`` is set, and ``add`` raises EngineDeadError from then on. ``strict`` raises PageAccountingError
-    when pages do not add up at an idle point (tests); otherwise that is logged and repaired.
+    when pages do not add up at an idle point (tests); otherwise that is logged and repaired. ``row_fallbacks`` counts
+    the ops that were bound to a slow row, for ``stats``.
     """
 
-    def __init__(self, executor: Executor, options: EngineOptions | None = None, *, strict: bool = False) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        options: EngineOptions | None = None,
+        *,
+        strict: bool = False,
+        row_fallbacks: int = 0,
+    ) -> None:
         self.options = options or EngineOptions()
         self.executor = executor
         self.limits = executor.limits
@@ -50,6 +58,7 @@ class EngineCore:
         self.dead_reason: str | None = None
         self._sampling = SamplingBatchBuilder(executor.limits)
         self._strict = strict
+        self._row_fallbacks = row_fallbacks
         self._failed_steps = 0
         self._steps = self._prompt_tokens = self._generated_tokens = 0
         self._seconds = {"plan": 0.0, "forward": 0.0, "sample": 0.0, "commit": 0.0}
@@ -124,7 +133,7 @@ class EngineCore:
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
-            row_fallbacks=int(getattr(self.executor, "row_fallbacks", 0)),
+            row_fallbacks=self._row_fallbacks,
             step_seconds=dict(self._seconds),
         )
 

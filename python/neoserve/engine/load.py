@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from neoserve.engine.core import EngineCore
 from neoserve.types.model import GenerationDefaults, ModelConfig, TokenizerSource
 from neoserve.types.options import EngineOptions
-from neoserve.types.step import Executor
 
 if TYPE_CHECKING:
     from neoserve.formats.checkpoint import Checkpoint
+    from neoserve.program.native import NativeExecutor
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,8 @@ DownloadProgress = Callable[[str, int, "int | None"], None]
 """Called with (label, bytes done, bytes in all or None)."""
 PackProgress = Callable[[int, int, str], None]
 """Called with (bytes packed, bytes in all, weight name)."""
+
+_REFERENCE_SUFFIX = "_reference"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +79,11 @@ def load_engine(
     started = time.perf_counter()
     with open_checkpoint(found.path, overrides=overrides) as checkpoint:
         executor, summary, details = _bind(checkpoint, options, pack_progress)
+        slow = _slow_rows(executor.rows())
+        if slow and options.kernel_force is None:
+            logger.warning("%d ops have no row made for this CPU and run on the portable one: %s", *_counted(slow))
         loaded = LoadedModel(
-            core=EngineCore(executor, options),
+            core=EngineCore(executor, options, row_fallbacks=len(slow)),
             config=checkpoint.config,
             generation=checkpoint.generation,
             tokenizer_source=checkpoint.tokenizer,
@@ -95,7 +100,7 @@ def load_engine(
 
 def _bind(
     checkpoint: Checkpoint, options: EngineOptions, progress: PackProgress | None
-) -> tuple[Executor, str, dict[str, object]]:
+) -> tuple[NativeExecutor, str, dict[str, object]]:
     """The native executor of a checkpoint, what was chosen for it in one line, and the same by name."""
     from neoserve.models.registry import build_program
     from neoserve.program.executor import prepare
@@ -126,5 +131,15 @@ def _bind(
         "max_tokens_per_step": limits.max_tokens,
         "max_running_requests": limits.max_sequences,
         "threads": threads,
+        "kernel_rows": sorted({row for _, _, row in executor.rows() if row}),
     }
     return executor, f"{prepared.summary}; {threads} thread{'' if threads == 1 else 's'}", details
+
+
+def _slow_rows(rows: list[tuple[str, str, str]]) -> list[str]:
+    """The portable reference rows among (label, op, row name): every row of a feature set is faster."""
+    return [row for _, _, row in rows if row.endswith(_REFERENCE_SUFFIX)]
+
+
+def _counted(rows: list[str]) -> tuple[int, str]:
+    return len(rows), ", ".join(sorted(set(rows)))
