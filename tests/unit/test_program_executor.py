@@ -71,6 +71,19 @@ def run(executor: Executor, chunks: list[int]) -> Float32Array:
     return np.concatenate(parts)
 
 
+def fill_long(executor: Executor, first: int, count: int) -> None:
+    """One sequence of repeated ids over pages in descending order; the last 8 tokens give logits."""
+    fill(executor, [(0, 0, 1)])
+    step = executor.step
+    step.num_tokens, step.num_logit_rows = count, 8
+    step.token_ids[:count] = (np.arange(first, first + count) * 7) % 96
+    step.positions[:count] = np.arange(first, first + count)
+    step.query_start[:2] = (0, count)
+    step.context_len[0] = first + count
+    step.block_tables[0][0, :40] = np.arange(40)[::-1]
+    step.logit_rows[:8] = np.arange(count - 8, count)
+
+
 class TestBitEquality:
     """Design D6: native rows and the contract written in numpy give the same bits."""
 
@@ -83,6 +96,23 @@ class TestBitEquality:
         with executor_of(checkpoint) as native:
             np.testing.assert_array_equal(run(native, [20, 1, 5]), expected)
         assert expected.std() > 0.1
+
+    @pytest.mark.parametrize(("dtype", "window"), [("float32", None), ("float32", 300), ("bfloat16", 40)])
+    def test_attention_over_several_partitions(self, dtype: Any, window: int | None) -> None:
+        """Partitions of 256 positions are merged in one order, wherever a window or a chunk begins."""
+        config = llama_config(
+            architecture="mistral", num_layers=1, layer_ropes=(0,), layer_windows=(window,), max_position=640
+        )
+        checkpoint = fake_checkpoint(config)
+        options = replace(OPTIONS, dtype=dtype, context_length=640, max_tokens_per_step=320)
+        reference = build_reference_executor(checkpoint, options, build_program, precision="contract")
+        with executor_of(checkpoint, options) as native:
+            for executor in (reference, native):
+                fill_long(executor, 0, 300)
+                executor.forward()
+                fill_long(executor, 300, 270)
+                executor.forward()
+            np.testing.assert_array_equal(native.logits(), reference.logits())
 
     def test_f32_all_through(self) -> None:
         options = replace(OPTIONS, dtype="float32")
