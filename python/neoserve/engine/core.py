@@ -148,9 +148,9 @@ class EngineCore:
         self.executor.forward()
         forwarded = time.perf_counter()
         self._seconds["forward"] += forwarded - started
-        if plan.num_rows == 0:
-            return _NOTHING_SAMPLED
         self._score_prompts(plan)
+        if not any(entry.samples for entry in plan.entries):
+            return _NOTHING_SAMPLED
         sampled = self.executor.sample(self._sampling.build(plan.sampled_rows()))
         self._seconds["sample"] += time.perf_counter() - forwarded
         return sampled
