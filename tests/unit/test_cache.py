@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neoserve.cache.allocator import PageAccountingError, PageAllocator
@@ -52,7 +52,7 @@ def test_integrity_check_sees_leaks_and_double_owners(owned, message):
         pool.check_integrity(owned)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.integers(1, 40),
     st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=60),

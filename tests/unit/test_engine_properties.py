@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neoserve.engine.core import EngineCore
@@ -61,7 +61,7 @@ def solo(machine: dict[str, int | None], request: GenerateRequest) -> list[Token
     return deltas
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(machines, operations)
 def test_answers_equal_solo_runs_whatever_happens_around_them(machine, trace):
     """Finished answers are the whole solo answer; aborted and failed ones are its beginning. Nothing is left over."""

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neoserve.sampling.logprobs import best_ids, log_normalizer, score_tokens
@@ -257,7 +257,7 @@ parameters = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(logit_rows, parameters, st.integers(0, 2**64 - 1), st.integers(0, 2**31 - 1))
 def test_every_draw_is_a_token_that_the_filters_keep(logits, columns, seed, position):
     rows = np.array([logits], np.float32)
@@ -274,7 +274,7 @@ def test_every_draw_is_a_token_that_the_filters_keep(logits, columns, seed, posi
         assert token == int(np.argmax(modified))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(logit_rows, st.integers(0, 2**64 - 1), st.integers(0, 1000), st.integers(1, 6))
 def test_a_row_draws_the_same_alone_and_in_any_company(logits, seed, position, others):
     """B40: an equal seed and position give an equal token, whatever else is in the batch."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neoserve.engine.fake import fake_limits
@@ -114,7 +114,7 @@ def test_a_request_without_a_seed_is_refused():
         SamplingBatchBuilder(fake_limits()).build([row(0, [1], seed=None)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(0, 9), max_size=30), st.lists(st.lists(st.integers(0, 9), max_size=200), max_size=6))
 def test_history_is_kept_incrementally(prompt, chunks):
     history = TokenHistory(len(prompt))
@@ -127,7 +127,7 @@ def test_history_is_kept_incrementally(prompt, chunks):
         assert len(ids) == len(set(tokens))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(st.integers(0, 1000), max_size=400), max_size=8), st.booleans())
 def test_ragged_rows_grow_and_are_reused(rows, with_values):
     ragged = RaggedRows(8, np.float32 if with_values else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neoserve.engine.fake import fake_limits
@@ -151,7 +151,7 @@ class Harness:
         assert self.scheduler.num_running <= self.scheduler.max_running
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pools, st.integers(0, 8), operations, st.integers(0, 2**32 - 1))
 def test_pages_bounds_and_progress(pool, max_queued, trace, seed):
     """No leak, no double owner, no starvation, every bound kept, whatever happens in whatever order."""
