@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,7 +37,7 @@ def test_any_cut_of_the_text_gives_the_same_and_holds_back_the_least(
     expected, stop = reference(text, stops)
     matcher, sent, seen = StopMatcher(stops), "", ""
     edges = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         emitted, stopped = matcher.push(text[start:end])
         sent, seen = sent + emitted, text[:end]
         if stopped:

@@ -170,7 +170,7 @@ def test_plain_text_that_merges_into_a_control_token_is_refused() -> None:
 
 
 def reference_pieces(text: str, scores: dict[str, float]) -> list[str]:
-    """SentencePiece's BPE as its paper tells it: merge the best-scored pair, the leftmost of equals, until none is left."""
+    """SentencePiece's BPE by its definition: merge the best-scored pair, the leftmost of equals, until none is left."""
     symbols: list[str | None] = list(text)
     agenda: list[tuple[float, int, int, str]] = []
 

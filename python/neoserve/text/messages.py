@@ -15,6 +15,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 # A message's reasoning goes under several names; templates read the first, some the second.
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _PART_SEPARATOR = "\n"
+_DEEPEST = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +50,16 @@ def normalise_messages(messages: Any, habits: TemplateHabits) -> list[Message]:
     return plain
 
 
-def plain_json(value: Any, path: str) -> Any:
+def plain_json(value: Any, path: str, depth: int = 0) -> Any:
     """A copy of ``value`` made of JSON types only, so that a template finds no methods but theirs."""
     if value is None or type(value) in (str, int, float, bool):
         return value
+    if depth > _DEEPEST:
+        raise InvalidRequestError(f"{path.split('.')[0]} is nested more than {_DEEPEST} levels deep", path)
     if isinstance(value, Mapping):
-        return {str(key): plain_json(item, f"{path}.{key}") for key, item in value.items()}
+        return {str(key): plain_json(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain_json(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        return [plain_json(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
     raise InvalidRequestError(f"{path} is of type {type(value).__name__}; it must be a JSON value", path)
 
 

@@ -12,13 +12,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from string import Formatter
 
 # Widths, precisions and counts above this have no place in a prompt.
 _LARGEST_COUNT = 100_000
 _LARGEST_POWER_BITS = 4096
 _OPERATIONS_PER_CLOCK = 16
+_ELEMENTS_PER_OPERATION = 16
 
 
 class BudgetError(Exception):
@@ -78,19 +79,15 @@ class Budget:
         """Characters and elements in ``value`` when written out, shared parts counted each time."""
         if isinstance(value, str):
             return len(value) + 1
-        if isinstance(value, Mapping):
-            parts: Iterator[object] = (part for item in value.items() for part in item)
-        elif isinstance(value, (list, tuple)):
-            parts = iter(value)
-        else:
+        if not isinstance(value, (list, tuple, Mapping)):
             return 1
         known = self._weights.get(id(value))
         if known is not None:
             return known[1]
-        total = 1
-        for part in parts:
-            total += self.weigh(part)
-            self.fit(total)
+        self.spend(len(value) // _ELEMENTS_PER_OPERATION)
+        parts = chain.from_iterable(value.items()) if isinstance(value, Mapping) else value
+        total = 1 + sum(map(self.weigh, parts))
+        self.fit(total)
         self._weights[id(value)] = (value, total)
         return total
 

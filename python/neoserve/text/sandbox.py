@@ -90,7 +90,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.filters["_joined"] = _joined
         del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = functools.partial(_strftime, now)
+        self.globals["strftime_now"] = _strftime(now)
         self.globals["dict"] = _Dict()
         self.globals["namespace"] = _Namespace
 
@@ -258,10 +258,13 @@ def _raise_exception(message: object) -> None:
     raise RaisedByTemplate(str(message))
 
 
-def _strftime(now: Callable[[], datetime], format: str) -> str:  # noqa: A002  # the name that templates know
-    if len(format) > _LONGEST_DATE_FORMAT:
-        raise budget.BudgetError(f"strftime_now's format has {len(format)} characters; at most {_LONGEST_DATE_FORMAT}")
-    return now().strftime(format)
+def _strftime(now: Callable[[], datetime]) -> Callable[[str], str]:
+    def strftime_now(format: str) -> str:  # noqa: A002  # the name that templates know
+        if len(format) > _LONGEST_DATE_FORMAT:
+            raise budget.BudgetError(f"strftime_now's format has more than {_LONGEST_DATE_FORMAT} characters")
+        return now().strftime(format)
+
+    return strftime_now
 
 
 @contextmanager

@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 # Characters that Unicode sets aside for internal use: they mark places in text and never belong to it.
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 _PROBE = "neoserve probe"
+_PROBE_LIMITS = RenderLimits(operations=20_000, characters=1_000_000, total_characters=4_000_000, seconds=0.25)
 _RESERVED = frozenset(
     {
         "messages",
@@ -255,7 +256,7 @@ class _Compiled:
         if self.fault is not None:
             raise self._error(self.fault)
         try:
-            return self._rendered(variables)
+            return self._rendered(variables, self._limits)
         except RaisedByTemplate as error:
             raise self._error(str(error)) from error
         except (BudgetError, MemoryError, RecursionError) as error:
@@ -265,21 +266,21 @@ class _Compiled:
         except Exception as error:  # a template can fail like any program
             raise self._error(f"the chat template {self._name!r} failed on this chat: {_reason(error)}") from error
 
-    def _rendered(self, variables: Mapping[str, Any]) -> str:
-        with spending(self._limits, variables):
+    def _rendered(self, variables: Mapping[str, Any], limits: RenderLimits) -> str:
+        with spending(limits, variables):
             parts: list[str] = []
             size = 0
             for part in self._template.generate(variables):
                 size += len(part)
-                if size > self._limits.characters:
-                    raise BudgetError(f"the prompt has more than {self._limits.characters} characters")
+                if size > limits.characters:
+                    raise BudgetError(f"the prompt has more than {limits.characters} characters")
                 parts.append(part)
             return "".join(parts)
 
     def _prints(self, text: str, messages: list[dict[str, Any]]) -> bool:
         try:
             variables = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": False}
-            return self.fault is None and text in self._rendered({**self._fixed, **variables})
+            return self.fault is None and text in self._rendered({**self._fixed, **variables}, _PROBE_LIMITS)
         except Exception:  # what the template cannot render is what the probe is for
             return False
 
