@@ -6,6 +6,8 @@ repetition_penalty) or are stated here. Ranges are checked by SamplingParams, bo
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 
@@ -30,7 +32,7 @@ class SamplingFields(BaseModel):
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    stop: JsonValue = None
+    stop: Any = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[str, float] | None = None
@@ -50,7 +52,7 @@ class SamplingFields(BaseModel):
 class ChatCompletionRequest(SamplingFields):
     """Body of POST /v1/chat/completions. ``messages`` are checked by messages.py."""
 
-    messages: JsonValue
+    messages: Any
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
@@ -67,6 +69,6 @@ class ChatCompletionRequest(SamplingFields):
 class CompletionRequest(SamplingFields):
     """Body of POST /v1/completions. ``prompt`` is checked by prompts.py; ``logprobs`` is a number of alternatives."""
 
-    prompt: JsonValue
+    prompt: Any
     echo: bool = False
     logprobs: int | None = None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from neoserve.cli import bench, chat, doctor, generate, inspect, pull, serve
-from neoserve.types.errors import NeoServeError
+from neoserve.types.errors import ConfigurationError, NeoServeError
 
 # Typer carries its own copy of click from 0.16 on and uses the package before; both have these base classes.
 _BASES: dict[str, type[Exception]] = {kind.__name__: kind for kind in typer.BadParameter.__mro__}
@@ -67,10 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = typer.main.get_command(app)
     try:
         result = command.main(words, prog_name="neoserve", standalone_mode=False)
+    except ConfigurationError as error:
+        # "-ngl" parses as "-n gl" where there is a -n: what looks like a bad value may be a flag of another server.
+        return _tell_foreign(command, words) or _tell(str(error), EXIT_FAILED)
     except NeoServeError as error:
         return _tell(str(error), EXIT_FAILED)
     except _USAGE_ERROR as error:
-        return _tell_usage(error, words)
+        return _tell_foreign(command, words) or _tell_usage(error)
     except _CLICK_ERROR as error:
         return _tell(_message(error), EXIT_FAILED)
     except (KeyboardInterrupt, typer.Abort):
@@ -82,17 +85,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _tell_usage(error: Exception, words: Sequence[str]) -> int:
+def _tell_foreign(command: Any, words: Sequence[str]) -> int:
+    """Answers a flag of another server with ours and returns the exit code; 0 if there is none among ``words``."""
     from neoserve.cli import foreign_flags
 
-    context = getattr(error, "ctx", None)
+    chosen = getattr(command, "commands", {}).get(words[0] if words else "", command)
+    own = {flag for parameter in chosen.params for flag in parameter.opts}
+    known = foreign_flags.answer(words, own)
+    return 0 if known is None else _tell(known, EXIT_USAGE)
+
+
+def _tell_usage(error: Exception) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         typer.echo(_message(error))
         return EXIT_USAGE
-    own = {flag for parameter in context.command.params for flag in parameter.opts} if context is not None else set()
-    known = foreign_flags.answer(words, own)
-    if known is not None:
-        return _tell(known, EXIT_USAGE)
+    context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "neoserve"
     return _tell(f"{_message(error)} (see {path} --help)", EXIT_USAGE)
 
@@ -103,5 +110,5 @@ def _message(error: Exception) -> str:
 
 
 def _tell(text: str, code: int) -> int:
-    typer.echo(f"neoserve: {' '.join(text.split())}" if code == EXIT_FAILED else f"neoserve: {text}", err=True)
+    typer.echo(f"neoserve: {' '.join(text.split())}", err=True)
     return code
