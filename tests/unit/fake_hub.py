@@ -78,7 +78,7 @@ class FakeHub:
         if rest[0] == "tree":
             listed = [self._tree_entry(name, content) for name, content in files.items()]
             return self._send(handler, 200, json.dumps(listed).encode(), body)
-        siblings = [{"rfilename": name} for name in files]
+        siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
         info = {"_id": "0", "id": repository, "modelId": repository, "sha": COMMIT, "siblings": siblings, "tags": []}
         return self._send(handler, 200, json.dumps(info).encode(), body)
 

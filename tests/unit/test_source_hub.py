@@ -115,7 +115,9 @@ def test_checkpoint_and_selector_then_offline_and_outage(probe: Prober, hub: Fak
     needed = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
     assert downloaded(hub) == needed | {"m-Q4_K_M.gguf", "only.gguf"}
     assert "hf_secret" in hub.tokens
-    assert checkpoint["calls"][-1][1] > 0
+    total = sum(len(CHECKPOINT[name]) for name in needed)
+    assert checkpoint["calls"][-1] == ["Downloading org/checkpoint", total, total]
+    assert revision["calls"] == []  # nothing was fetched
 
     asked = len(hub.requests)
     *cached, missing, unknown = probe(*references, "org/quants:Q8_0", "org/other", HF_HUB_OFFLINE="1")

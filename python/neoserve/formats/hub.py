@@ -7,18 +7,18 @@ GGUF model that the selector names. When the hub cannot be reached, what is in t
 from __future__ import annotations
 
 import errno
-import importlib
+import os
 import re
-import sys
+import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from neoserve.formats.config_hf import CONFIG_FILE
 from neoserve.formats.locate import gguf_models
-from neoserve.formats.progress import Progress
+from neoserve.formats.progress import Progress, shown_progress
 from neoserve.formats.weights_hf import PICKLE_SUFFIXES
 from neoserve.types.errors import ConfigurationError, ModelNotFoundError, UnsupportedModelError
 
@@ -29,6 +29,7 @@ _REFERENCE: Final = re.compile(
     re.ASCII,
 )
 _DEFAULT_REVISION: Final = "main"
+_POLL_SECONDS: Final = 0.2
 _SIDE_FILES: Final = re.compile(r"[^/]+\.(json|jinja|txt|model)|additional_chat_templates/[^/]+\.jinja")
 
 
@@ -72,20 +73,22 @@ def fetch_hub(reference: HubReference, progress: Progress | None) -> Path:
 
     try:
         try:
-            info = hub.HfApi().model_info(reference.repo, revision=reference.revision)
-            names = [sibling.rfilename for sibling in info.siblings or ()]
+            info = hub.HfApi().model_info(reference.repo, revision=reference.revision, files_metadata=True)
+            sizes = {sibling.rfilename: sibling.size for sibling in info.siblings or ()}
         except Exception as error:
             cached = _cached_snapshot(reference)
             if cached is None or not _is_outage(error):
                 raise
             return _in_snapshot(reference, cached, error)
-        choice = choose_files(reference, names)
-        with _bars(progress) as bars:
+        choice = choose_files(reference, sizes)
+        known = [sizes[name] for name in choice.files]
+        total = None if None in known else sum(size or 0 for size in known)
+        label = f"Downloading {reference}"
+        with shown_progress(progress) as report, _watched(_store(reference) / "blobs", label, total, report):
             folder = hub.snapshot_download(
                 reference.repo,
                 revision=reference.revision,
                 allow_patterns=[name.replace("[", "[[]") for name in choice.files],
-                **bars,
             )
     except (ModelNotFoundError, UnsupportedModelError):
         raise
@@ -142,11 +145,16 @@ def _listed(models: Iterable[str]) -> str:
     return ", ".join(names[:24]) + (f" and {len(names) - 24} more" if len(names) > 24 else "")
 
 
-def _cached_snapshot(reference: HubReference) -> Path | None:
-    """The folder of the revision in the hub's cache, if it was fetched before."""
+def _store(reference: HubReference) -> Path:
+    """The repository's folder in the hub's cache; its layout is documented and shared by all clients."""
     from huggingface_hub import constants
 
-    store = Path(constants.HF_HUB_CACHE) / f"models--{reference.repo.replace('/', '--')}"
+    return Path(constants.HF_HUB_CACHE) / f"models--{reference.repo.replace('/', '--')}"
+
+
+def _cached_snapshot(reference: HubReference) -> Path | None:
+    """The folder of the revision in the hub's cache, if it was fetched before."""
+    store = _store(reference)
     try:
         commit = (store / "refs" / reference.revision).read_text(encoding="utf-8").strip()
     except OSError:
@@ -225,39 +233,46 @@ def explain(error: Exception, reference: HubReference) -> Exception:
 
 
 @contextmanager
-def _bars(progress: Progress | None) -> Iterator[dict[str, Any]]:
-    """Arguments of snapshot_download for progress: our callback, the library's bars on a terminal, or neither."""
+def _watched(blobs: Path, label: str, total: int | None, progress: Progress) -> Iterator[None]:
+    """Reports the growth of the hub's cache while the block runs, in place of the library's own bars.
+
+    The library's bars differ between its versions and cannot be told where to draw; files on disk are the same for all.
+    """
     from huggingface_hub import utils
 
-    if progress is not None:
-        yield {"tqdm_class": _reporting_bar(progress)}
-        return
-    quieten = not sys.stderr.isatty() and not utils.are_progress_bars_disabled()  # type: ignore[attr-defined]
+    quieten = not utils.are_progress_bars_disabled()  # type: ignore[attr-defined]
     if quieten:
         utils.disable_progress_bars()  # type: ignore[attr-defined]
+    before, stop = _bytes_in(blobs), threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(_POLL_SECONDS):
+            grown = _bytes_in(blobs) - before
+            if grown > 0:  # nothing is shown for what is already there
+                progress(label, grown if total is None else min(grown, total), total)
+
+    watcher = threading.Thread(target=watch, name="hub-progress", daemon=True)
+    watcher.start()
     try:
-        yield {}
+        yield
+        grown = _bytes_in(blobs) - before
     finally:
+        stop.set()
+        watcher.join()
         if quieten:
             utils.enable_progress_bars()  # type: ignore[attr-defined]
+    if grown > 0:
+        # Files that were there already count as done.
+        progress(label, total or grown, total or grown)
 
 
-def _reporting_bar(progress: Progress) -> type[Any]:
-    """A tqdm class that draws nothing and reports its byte counters to the callback."""
-    base: Any = importlib.import_module("tqdm").tqdm
-
-    class ReportingBar(base):  # type: ignore[misc]
-        def __init__(self, *args: Any, **options: Any) -> None:
-            # Options that only huggingface_hub's own bars know.
-            options.pop("name", None)
-            options["disable"] = False
-            super().__init__(*args, **options)
-
-        def display(self, *args: Any, **options: Any) -> None:
-            if self.unit == "B":
-                progress(self.desc or "Downloading", int(self.n), None if not self.total else int(self.total))
-
-        def clear(self, *args: Any, **options: Any) -> None:
-            return None
-
-    return ReportingBar
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return 0
+    for entry in entries:
+        with suppress(OSError):  # renamed meanwhile
+            total += entry.stat().st_size
+    return total
