@@ -236,10 +236,13 @@ void bind_model(nb::module_& m) {
              self.weights.push_back(std::move(weight));
              return self.weights.size() - 1;
            }, nb::arg("weight"))
-      .def("add_op", [](Session& self, const std::string& op, const nb::list& operands, const nb::dict& attributes, const std::string& label) {
+      .def("add_op", [](Session& self, const std::string& op, const nb::list& operands, const nb::dict& attributes, const std::string& label, bool joins) {
              Model& model = self.open();
-             model.add(parse_instruction(model, self.weights, op, operands, attributes, label));
-           }, nb::arg("op"), nb::arg("operands"), nb::arg("attributes"), nb::arg("label"))
+             Instruction instruction = parse_instruction(model, self.weights, op, operands, attributes, label);
+             instruction.joins = joins;
+             model.add(std::move(instruction));
+           }, nb::arg("op"), nb::arg("operands"), nb::arg("attributes"), nb::arg("label"), nb::arg("joins") = false,
+           "`joins`: no barrier before this instruction (neoserve/program/phases.py says when that is sound).")
       .def("step_arrays", &step_arrays, "Writable int32 views of the step's inputs, named as in StepInput.")
       .def("arena", [](Session& self) {
              Memory& arena = self.open().arena();

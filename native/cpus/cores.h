@@ -8,8 +8,6 @@ namespace neoserve {
 struct Core {
   const char* identity;  // as core_identity() gives it
   const char* name;
-  // int8 multiply-accumulates per cycle at the peak of the best instruction here (vendors' optimisation guides); 0: not stated.
-  int int8_macs_per_cycle;
 };
 
 // The entry for an identity, or null.

@@ -59,6 +59,7 @@ void Model::add(Instruction instruction) {
   }
   if (instruction.code == OpCode::kEmbed) embedding_rows_ = instruction.weight->n();
   instructions_.push_back(std::move(instruction));
+  phases_.clear();
 }
 
 const float* Model::logits() const {
@@ -71,6 +72,7 @@ int32_t Model::vocabulary() const { return instructions_.empty() ? 0 : instructi
 void Model::set_profiling(bool on) {
   profiling_ = on;
   for (Instruction& instruction : instructions_) instruction.seconds = 0;
+  phases_.clear();  // profiling gives every instruction a phase of its own
 }
 
 void Model::check(int32_t tokens, int32_t sequences, int32_t rows) const {
@@ -102,14 +104,27 @@ void Model::check(int32_t tokens, int32_t sequences, int32_t rows) const {
 
 void Model::plan_spans() {
   spans_.clear();
-  // Later tokens see more keys: they come first, so that the longest units do not end the step.
+  sequence_of_.resize(static_cast<size_t>(limits_.max_tokens));
   for (int32_t s = 0; s < sequences_; ++s) {
     const int32_t first = arrays_.query_start[static_cast<size_t>(s)], end = arrays_.query_start[static_cast<size_t>(s) + 1];
+    std::fill(sequence_of_.begin() + first, sequence_of_.begin() + end, s);
     for (int32_t t = first; t < end; t += kSpanTokens) spans_.push_back({s, t, std::min(kSpanTokens, end - t)});
   }
+  // Later tokens see more keys: they come first, so that the longest units do not end the step.
   std::stable_sort(spans_.begin(), spans_.end(), [this](const TokenSpan& a, const TokenSpan& b) {
     return arrays_.positions[static_cast<size_t>(a.first)] > arrays_.positions[static_cast<size_t>(b.first)];
   });
+}
+
+void Model::plan_phases() {
+  for (size_t i = 0; i < instructions_.size(); ++i) {
+    if (i > 0 && instructions_[i].joins && !profiling_) {
+      phases_.back().end = i + 1;
+    } else {
+      phases_.push_back({i, i + 1});
+    }
+  }
+  counters_ = std::make_unique<ChunkCounter[]>(phases_.size());
 }
 
 void Model::forward(int32_t tokens, int32_t sequences, int32_t rows) {
@@ -117,26 +132,26 @@ void Model::forward(int32_t tokens, int32_t sequences, int32_t rows) {
   check(tokens, sequences, rows);
   tokens_ = tokens, sequences_ = sequences, rows_ = rows;
   plan_spans();
-  const size_t count = instructions_.size();
-  if (counter_count_ < count) {
-    counters_ = std::make_unique<ChunkCounter[]>(count);
-    counter_count_ = count;
-  }
-  for (size_t i = 0; i < count; ++i) counters_[i].next.store(0, std::memory_order_relaxed);
-  pool_.run([this, count](int thread) {
-    for (size_t i = 0; i < count; ++i) {
-      Instruction& instruction = instructions_[i];
-      const Chunks work = chunks(instruction);
-      if (work.count == 0) continue;
-      const auto start = profiling_ && thread == 0 ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point{};
-      const int32_t parts = (work.count + work.size - 1) / work.size;
-      for (int32_t part = counters_[i].claim(); part < parts; part = counters_[i].claim()) {
-        run_chunk(instruction, part * work.size, std::min(work.count, (part + 1) * work.size), thread);
-      }
-      pool_.barrier().wait();
-      if (profiling_ && thread == 0) instruction.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    }
+  if (phases_.empty()) plan_phases();
+  for (size_t i = 0; i < phases_.size(); ++i) counters_[i].next.store(0, std::memory_order_relaxed);
+  pool_.run([this](int thread) {
+    for (size_t i = 0; i < phases_.size(); ++i) run_phase(i, thread);
   });
+}
+
+void Model::run_phase(size_t index, int thread) {
+  const Phase phase = phases_[index];
+  const Chunks work = chunks(instructions_[phase.first]);
+  if (work.count == 0) return;
+  const bool timed = profiling_ && thread == 0;
+  const auto start = timed ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point{};
+  const int32_t parts = (work.count + work.size - 1) / work.size;
+  for (int32_t part = counters_[index].claim(); part < parts; part = counters_[index].claim()) {
+    const int32_t begin = part * work.size, end = std::min(work.count, begin + work.size);
+    for (size_t i = phase.first; i < phase.end; ++i) run_chunk(instructions_[i], begin, end, thread);
+  }
+  pool_.barrier().wait();
+  if (timed) instructions_[phase.first].seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 // How an instruction's work divides: `count` items, claimed `size` at a time. Sizes follow the bytes and the arithmetic
@@ -153,8 +168,6 @@ Model::Chunks Model::chunks(const Instruction& instruction) const {
     }
     case OpCode::kAttention:
       return {static_cast<int32_t>(spans_.size()) * instruction.kv_heads, 1};
-    case OpCode::kKvWrite:
-      return {static_cast<int32_t>(spans_.size()), 1};
     default:
       return {rows, std::max(1, std::min(64, rows / (threads * 2)))};
   }
@@ -172,18 +185,7 @@ void Model::run_chunk(const Instruction& instruction, int32_t begin, int32_t end
       for (int32_t unit = begin; unit < end; ++unit) run_attention(instruction, unit, thread);
       return;
     case OpCode::kKvWrite:
-      for (int32_t unit = begin; unit < end; ++unit) {
-        const TokenSpan& span = spans_[static_cast<size_t>(unit)];
-        KvWriteArgs args{};
-        args.kv = kv_layer(instruction, span.sequence);
-        args.stride = stride(instruction.in);
-        args.k = f32(instruction.in) + static_cast<size_t>(span.first) * args.stride;
-        args.v = f32(instruction.second) + static_cast<size_t>(span.first) * args.stride;
-        args.position = arrays_.positions[static_cast<size_t>(span.first)];
-        args.rows = span.count;
-        instruction.row->run.kv_write(args);
-      }
-      return;
+      return run_kv_write(instruction, begin, end);
     default:
       return run_rowwise(instruction, begin, end);
   }
@@ -270,6 +272,22 @@ KvLayerArgs Model::kv_layer(const Instruction& instruction, int32_t sequence) {
   args.kv_heads = group.kv_heads;
   args.head_dim = group.head_dim;
   return args;
+}
+
+void Model::run_kv_write(const Instruction& instruction, int32_t begin, int32_t end) {
+  while (begin < end) {
+    const int32_t sequence = sequence_of_[static_cast<size_t>(begin)];
+    const int32_t stop = std::min(end, arrays_.query_start[static_cast<size_t>(sequence) + 1]);
+    KvWriteArgs args{};
+    args.kv = kv_layer(instruction, sequence);
+    args.stride = stride(instruction.in);
+    args.k = f32(instruction.in) + static_cast<size_t>(begin) * args.stride;
+    args.v = f32(instruction.second) + static_cast<size_t>(begin) * args.stride;
+    args.position = arrays_.positions[static_cast<size_t>(begin)];
+    args.rows = stop - begin;
+    instruction.row->run.kv_write(args);
+    begin = stop;
+  }
 }
 
 void Model::run_attention(const Instruction& instruction, int32_t unit, int thread) {

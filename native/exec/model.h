@@ -67,13 +67,20 @@ struct Instruction {
   int32_t vector = -1;  // norm weight, bias or frequencies
   int32_t group = -1, layer = -1;
   bool accumulate = false;
+  bool joins = false;  // runs in the previous instruction's phase (neoserve/program/phases.py)
   float scale = 1, epsilon = 0;
   int32_t width = 0, window = 0, heads = 0, kv_heads = 0, head_dim = 0;
   std::string label;
   double seconds = 0;  // accumulated while profiling
 };
 
-// Work of an attention or KV instruction: consecutive tokens of one sequence.
+// Instructions [first, end) that run between two barriers: one that divides in its own way (linear, attention), or a chain
+// in which every row depends on the same row alone, so that a thread takes its rows through all of it.
+struct Phase {
+  size_t first, end;
+};
+
+// Work of an attention instruction: consecutive tokens of one sequence.
 struct TokenSpan {
   int32_t sequence, first, count;
 };
@@ -114,11 +121,14 @@ class Model {
 
   void check(int32_t tokens, int32_t sequences, int32_t rows) const;
   void plan_spans();
+  void plan_phases();
+  void run_phase(size_t index, int thread);
   Chunks chunks(const Instruction& instruction) const;
   int32_t row_count(Symbol symbol) const { return symbol == Symbol::kTokens ? tokens_ : rows_; }
   void run_chunk(const Instruction& instruction, int32_t begin, int32_t end, int thread);
   void run_linear(const Instruction& instruction, int32_t begin, int32_t end);
   void run_quantize(const Instruction& instruction, int32_t begin, int32_t end);
+  void run_kv_write(const Instruction& instruction, int32_t begin, int32_t end);
   void run_attention(const Instruction& instruction, int32_t unit, int thread);
   void run_rowwise(const Instruction& instruction, int32_t begin, int32_t end);
   KvLayerArgs kv_layer(const Instruction& instruction, int32_t sequence);
@@ -133,9 +143,10 @@ class Model {
   std::vector<KvGroup> groups_;
   std::vector<std::vector<float>> vectors_;
   std::vector<Instruction> instructions_;
-  std::unique_ptr<ChunkCounter[]> counters_;
-  size_t counter_count_ = 0;
+  std::vector<Phase> phases_;                  // empty: to be planned
+  std::unique_ptr<ChunkCounter[]> counters_;  // one per phase
   std::vector<TokenSpan> spans_;
+  std::vector<int32_t> sequence_of_;  // of each token
   std::vector<std::vector<float>> scratch_;  // one per thread
   int32_t tokens_ = 0, sequences_ = 0, rows_ = 0, embedding_rows_ = 0;
   bool profiling_ = false;

@@ -106,17 +106,40 @@ static __attribute__((noinline)) void score_rows(const Element* const* tiles, in
   }
 }
 
-// part[m] = sum over positions [begin, end) of the partition, in order, of e[m][i] * V[i].
+// part[m] += sum over positions [begin, end) of the partition, in order, of e[m][i] * V[i]; `start`: part[m] is 0 before.
 template <class Element, int M>
-static __attribute__((noinline)) void weigh_rows(const Element* const* tiles, int begin, int end, const QueryRow* rows, int32_t dim) {
+static __attribute__((noinline)) void weigh_rows(const Element* const* tiles, int begin, int end, const QueryRow* rows, int32_t dim,
+                                                 bool start) {
   for (int32_t d = 0; d < dim; d += kBlock) {
     F32 acc[M];
-    for (int m = 0; m < M; ++m) acc[m] = zero_f32();
+    for (int m = 0; m < M; ++m) acc[m] = start ? zero_f32() : load(rows[m].part + d);
     for (int i = begin; i < end; ++i) {
       const F32 v = get_v(tiles[i / kBlock] + static_cast<size_t>(i % kBlock) * static_cast<size_t>(dim) + d);
       for (int m = 0; m < M; ++m) acc[m] = fma(set1(rows[m].e[i]), v, acc[m]);
     }
     for (int m = 0; m < M; ++m) store(rows[m].part + d, acc[m]);
+  }
+}
+
+// weigh_rows over what each row sees, [begin[m], end[m]), and nothing else: a weight of zero would not keep a V that is
+// not finite from a row that must not see it. What all rows see goes M at a time, the rest of each row before and after.
+template <class Element, int M>
+static void weigh_visible(const Element* const* tiles, const int (&begin)[M], const int (&end)[M], const QueryRow* rows, int32_t dim) {
+  int first = begin[0], last = end[0];
+  for (int m = 1; m < M; ++m) {
+    first = begin[m] > first ? begin[m] : first;
+    last = end[m] < last ? end[m] : last;
+  }
+  if (first >= last) {
+    for (int m = 0; m < M; ++m) weigh_rows<Element, 1>(tiles, begin[m], end[m], rows + m, dim, true);
+    return;
+  }
+  bool start = true;
+  for (int m = 0; m < M; ++m) start = start && begin[m] == first;
+  for (int m = 0; m < M && !start; ++m) weigh_rows<Element, 1>(tiles, begin[m], first, rows + m, dim, true);
+  weigh_rows<Element, M>(tiles, first, last, rows, dim, start);
+  for (int m = 0; m < M; ++m) {
+    if (last < end[m]) weigh_rows<Element, 1>(tiles, last, end[m], rows + m, dim, false);
   }
 }
 
@@ -173,13 +196,9 @@ static void partition_rows(const AttentionArgs& a, const Element* const* k_tiles
   score_rows<Element, M>(k_tiles, low / kBlock, (high + kBlock - 1) / kBlock, rows, a.kv.head_dim, a.scale);
   float largest[M], sum[M];
   for (int m = 0; m < M; ++m) {
-    if (begin[m] < end[m]) {
-      soften(rows[m], begin[m], end[m], low, high, largest[m], sum[m]);
-    } else {
-      for (int i = low; i < high; ++i) rows[m].e[i] = 0;
-    }
+    if (begin[m] < end[m]) soften(rows[m], begin[m], end[m], low, high, largest[m], sum[m]);
   }
-  weigh_rows<Element, M>(v_tiles, low, high, rows, a.kv.head_dim);
+  weigh_visible<Element, M>(v_tiles, begin, end, rows, a.kv.head_dim);
   for (int m = 0; m < M; ++m) {
     if (begin[m] < end[m]) merge(rows[m], largest[m], sum[m], a.kv.head_dim);
   }

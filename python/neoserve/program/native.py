@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from neoserve import _native
 from neoserve.program.ir import Instruction, KvLayer, Operand, Program, ProgramError, View, Weight
+from neoserve.program.phases import phases
 from neoserve.program.plan import MemoryPlan
 from neoserve.program.weights import BLOCK_BYTES, RowRange, read_range, row_ranges, vector_values
 from neoserve.types.errors import CheckpointError, ConfigurationError, UnsupportedModelError
@@ -63,8 +64,9 @@ class NativeExecutor:
             for name, vector in program.vectors.items()
         }
         names = _OperandNames(program, plan, weight_ids, vector_ids)
-        for instruction in program.instructions:
-            self._add_op(instruction, names)
+        for first, end in phases(program):
+            for index in range(first, end):
+                self._add_op(program.instructions[index], names, joins=index > first)
         self.step = _step_input(self._open_model().step_arrays())
 
     def forward(self) -> None:
@@ -160,10 +162,10 @@ class NativeExecutor:
             if size != spec.page_bytes:
                 raise RuntimeError(f"page of group {group.name}: planned {spec.page_bytes} bytes, native has {size}")
 
-    def _add_op(self, instruction: Instruction, names: _OperandNames) -> None:
+    def _add_op(self, instruction: Instruction, names: _OperandNames, *, joins: bool) -> None:
         operands = [names.native(operand) for operand in (instruction.output, *instruction.inputs)]
         try:
-            self._open_model().add_op(instruction.op, operands, dict(instruction.attributes), instruction.label)
+            self._open_model().add_op(instruction.op, operands, dict(instruction.attributes), instruction.label, joins)
         except ValueError as error:
             raise ProgramError(f"program {self.program.name} cannot be bound: {error}") from None
 

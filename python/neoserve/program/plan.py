@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from neoserve.program.ir import LOGITS, Buffer, Program, ProgramError, Symbol, View
+from neoserve.program.phases import phases
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector."""
@@ -81,13 +82,15 @@ def buffer_rows(symbol: Symbol, max_tokens: int, max_rows: int) -> int:
 
 
 def live_ranges(program: Program) -> dict[str, tuple[int, int]]:
-    """First and last instruction that touches each buffer. The logits stay live: they are read after the step."""
+    """First and last instruction of the phases that touch each buffer: inside a phase, threads are at different
+    instructions. The logits stay live: they are read after the step."""
     ranges: dict[str, tuple[int, int]] = {}
+    bounds = [(first, end - 1) for first, end in phases(program) for _ in range(first, end)]
     for index, instruction in enumerate(program.instructions):
         views = [operand for operand in (instruction.output, *instruction.inputs) if isinstance(operand, View)]
         for view in views:
-            first, _ = ranges.get(view.buffer, (index, index))
-            ranges[view.buffer] = (first, index)
+            first, _ = ranges.get(view.buffer, bounds[index])
+            ranges[view.buffer] = (first, bounds[index][1])
     if LOGITS in ranges:
         ranges[LOGITS] = (ranges[LOGITS][0], len(program.instructions))
     return ranges
