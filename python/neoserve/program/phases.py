@@ -1,7 +1,7 @@
 """Where a replay needs no barrier: chains of ops in which every row depends on the same row alone.
 
-A thread takes its rows through the whole chain, so that a layer costs a barrier per product and per attention instead of
-one per op. The memory plan keeps all buffers of a chain apart, since its threads are at different ops.
+A thread takes its rows through the whole chain, so that a layer costs a barrier per product and per attention, not per
+op. The memory plan keeps all buffers of a chain apart, since its threads are at different ops.
 """
 
 from __future__ import annotations
