@@ -21,8 +21,9 @@ namespace {
 
 namespace nb = nanobind;
 
-constexpr Op kOps[] = {Op::kLinear, Op::kRmsNorm, Op::kQuantizeBf16, Op::kQuantizeInt8, Op::kRope, Op::kSiluMul, Op::kGeluTanhMul,
-                       Op::kAdd, Op::kKvWriteF32, Op::kKvWriteBf16, Op::kAttentionF32, Op::kAttentionBf16};
+constexpr Op kOps[] = {Op::kLinear,     Op::kRmsNorm,     Op::kQuantizeBf16, Op::kQuantizeInt8,
+                       Op::kRope,       Op::kSiluMul,     Op::kGeluTanhMul,  Op::kAdd,
+                       Op::kKvWriteF32, Op::kKvWriteBf16, Op::kAttentionF32, Op::kAttentionBf16};
 
 const char* kind_name(WeightKind kind) {
   switch (kind) {
@@ -55,7 +56,8 @@ nb::list rows(const std::string& force_name) {
       explain(out, op, WeightKind::kF32, force);
       continue;
     }
-    for (WeightKind kind : {WeightKind::kF32, WeightKind::kBf16, WeightKind::kInt8Channel, WeightKind::kInt8Group, WeightKind::kInt4Group}) {
+    for (WeightKind kind : {WeightKind::kF32, WeightKind::kBf16, WeightKind::kInt8Channel, WeightKind::kInt8Group,
+                            WeightKind::kInt4Group}) {
       explain(out, op, kind, force);
     }
   }
@@ -101,34 +103,50 @@ double arithmetic_peak(Op op, int threads) {
 }  // namespace
 
 void bind_machine(nb::module_& m) {
-  m.def("cpu_features", [] { return feature_names(detect_features()); }, "Names of the instruction-set extensions found.");
+  m.def(
+      "cpu_features", [] { return feature_names(detect_features()); },
+      "Names of the instruction-set extensions found.");
   m.def("core_identity", &core_identity, "vendor:family:model (x86-64) or implementer:part (AArch64).");
-  m.def("core_name", [] {
-    const Core* core = find_core(core_identity());
-    return std::string(core ? core->name : "");
-  }, "Name of a known core; empty when the core is served by its feature bits alone.");
+  m.def(
+      "core_name",
+      [] {
+        const Core* core = find_core(core_identity());
+        return std::string(core ? core->name : "");
+      },
+      "Name of a known core; empty when the core is served by its feature bits alone.");
   m.def("sve_vector_bytes", &sve_vector_bytes, "SVE vector length in bytes; 0 without SVE.");
   m.def("page_size", &system_page_size, "Page size of the system in bytes.");
-  m.def("rows", &rows, nb::arg("force") = "", "(op, row, feature set, chosen, reason) for every op, preferred first. ValueError on a bad force.");
-  m.def("folders", [] {
-    std::vector<std::string> names;
-    for (const Verdict& verdict : all_rows()) {
-      if (names.empty() || names.back() != verdict.folder) names.emplace_back(verdict.folder);
-    }
-    return names;
-  }, "Feature sets of this build, preferred first.");
-  m.def("measure_read_bandwidth", &read_bandwidth, nb::arg("threads"), nb::arg("bytes"), nb::call_guard<nb::gil_scoped_release>(),
+  m.def("rows", &rows, nb::arg("force") = "",
+        "(op, row, feature set, chosen, reason) for every op, preferred first. ValueError on a bad force.");
+  m.def(
+      "folders",
+      [] {
+        std::vector<std::string> names;
+        for (const Verdict& verdict : all_rows()) {
+          if (names.empty() || names.back() != verdict.folder) names.emplace_back(verdict.folder);
+        }
+        return names;
+      },
+      "Feature sets of this build, preferred first.");
+  m.def("measure_read_bandwidth", &read_bandwidth, nb::arg("threads"), nb::arg("bytes"),
+        nb::call_guard<nb::gil_scoped_release>(),
         "GB/s of all threads streaming over `bytes` together, best of seven rounds.");
-  m.def("measure_int8_peak", [](int threads) { return arithmetic_peak(Op::kMeasureInt8, threads); }, nb::arg("threads"),
-        nb::call_guard<nb::gil_scoped_release>(), "GOP/s (two operations a multiply-accumulate) of the int8 dot product in registers.");
-  m.def("measure_f32_peak", [](int threads) { return arithmetic_peak(Op::kMeasureF32, threads); }, nb::arg("threads"),
-        nb::call_guard<nb::gil_scoped_release>(), "GFLOP/s of fused multiply-add in registers.");
+  m.def(
+      "measure_int8_peak", [](int threads) { return arithmetic_peak(Op::kMeasureInt8, threads); }, nb::arg("threads"),
+      nb::call_guard<nb::gil_scoped_release>(),
+      "GOP/s (two operations a multiply-accumulate) of the int8 dot product in registers.");
+  m.def(
+      "measure_f32_peak", [](int threads) { return arithmetic_peak(Op::kMeasureF32, threads); }, nb::arg("threads"),
+      nb::call_guard<nb::gil_scoped_release>(), "GFLOP/s of fused multiply-add in registers.");
   m.def("uniform", &uniform, nb::arg("seed"), nb::arg("position"), "The sampler's random number for (seed, position).");
-  m.def("cos_sin", [](double angle) {
-    double cosine, sine;
-    cos_sin(angle, cosine, sine);
-    return nb::make_tuple(cosine, sine);
-  }, nb::arg("angle"), "The rope table's cosine and sine.");
+  m.def(
+      "cos_sin",
+      [](double angle) {
+        double cosine, sine;
+        cos_sin(angle, cosine, sine);
+        return nb::make_tuple(cosine, sine);
+      },
+      nb::arg("angle"), "The rope table's cosine and sine.");
 }
 
 }  // namespace neoserve::bind

@@ -7,9 +7,12 @@
 namespace neoserve::bind {
 namespace {
 
-[[noreturn]] void bad(const std::string& label, const std::string& what) { throw std::invalid_argument("instruction " + label + ": " + what); }
+[[noreturn]] void bad(const std::string& label, const std::string& what) {
+  throw std::invalid_argument("instruction " + label + ": " + what);
+}
 
-ViewOperand parse_view(const nb::tuple& operand, const Memory& arena, const ModelLimits& limits, const std::string& label) {
+ViewOperand parse_view(const nb::tuple& operand, const Memory& arena, const ModelLimits& limits,
+                       const std::string& label) {
   ViewOperand view;
   view.offset = nb::cast<size_t>(operand[1]);
   view.buffer_columns = nb::cast<int32_t>(operand[2]);
@@ -19,7 +22,8 @@ ViewOperand parse_view(const nb::tuple& operand, const Memory& arena, const Mode
   const auto symbol = nb::cast<std::string>(operand[6]);
   if (symbol != "tokens" && symbol != "rows") bad(label, "unknown symbol " + symbol);
   view.symbol = symbol == "tokens" ? Symbol::kTokens : Symbol::kRows;
-  if (view.columns < 1 || view.column < 0 || view.column > view.buffer_columns - view.columns) bad(label, "view outside its buffer");
+  if (view.columns < 1 || view.column < 0 || view.column > view.buffer_columns - view.columns)
+    bad(label, "view outside its buffer");
   size_t row_bytes = 0;
   if (format == "f32") {
     view.kind = ActivationKind::kF32;
@@ -37,7 +41,8 @@ ViewOperand parse_view(const nb::tuple& operand, const Memory& arena, const Mode
     bad(label, "unknown activation format " + format);
   }
   const auto rows = static_cast<size_t>(view.symbol == Symbol::kTokens ? limits.max_tokens : limits.max_rows);
-  if (view.offset % 4 != 0 || view.offset > arena.size() || rows * row_bytes > arena.size() - view.offset) bad(label, "view outside the arena");
+  if (view.offset % 4 != 0 || view.offset > arena.size() || rows * row_bytes > arena.size() - view.offset)
+    bad(label, "view outside the arena");
   return view;
 }
 
@@ -47,7 +52,8 @@ struct Inputs {
   int32_t vector = -1, group = -1, layer = -1;
 };
 
-Inputs parse_inputs(Model& model, const std::vector<std::shared_ptr<PackedWeight>>& weights, const nb::list& operands, const std::string& label) {
+Inputs parse_inputs(Model& model, const std::vector<std::shared_ptr<PackedWeight>>& weights, const nb::list& operands,
+                    const std::string& label) {
   Inputs found;
   for (size_t i = 1; i < nb::len(operands); ++i) {
     const auto operand = nb::cast<nb::tuple>(operands[i]);
@@ -62,7 +68,8 @@ Inputs parse_inputs(Model& model, const std::vector<std::shared_ptr<PackedWeight
     } else if (kind == "kv") {
       found.group = nb::cast<int32_t>(operand[1]);
       found.layer = nb::cast<int32_t>(operand[2]);
-      if (found.layer < 0 || found.layer >= model.groups().at(static_cast<size_t>(found.group)).layers) bad(label, "no such KV layer");
+      if (found.layer < 0 || found.layer >= model.groups().at(static_cast<size_t>(found.group)).layers)
+        bad(label, "no such KV layer");
     } else if (kind != "input") {
       bad(label, "unknown operand kind " + kind);
     }
@@ -91,12 +98,14 @@ void check_linear(const Model& model, const Instruction& in, const std::string& 
   const PackedWeight& weight = *in.weight;
   if (in.in.kind != activation_of(weight.format())) bad(label, "activation format does not fit the weight");
   if (in.in.columns != weight.k() || in.out.columns != weight.n()) bad(label, "shapes do not fit the weight");
-  if (in.in.kind == ActivationKind::kInt8 && in.in.group != (weight.format().group ? weight.format().group : weight.k())) {
+  if (in.in.kind == ActivationKind::kInt8 &&
+      in.in.group != (weight.format().group ? weight.format().group : weight.k())) {
     bad(label, "activation group does not fit the weight");
   }
   // bf16 rows have no padding of their own, so an odd K would read the next row.
   if (weight.format().kind == WeightKind::kBf16 && weight.k() % 2 != 0) bad(label, "bf16 needs an even K");
-  if (in.vector >= 0 && static_cast<int32_t>(model.vector(in.vector).size()) != weight.n()) bad(label, "bias does not fit the weight");
+  if (in.vector >= 0 && static_cast<int32_t>(model.vector(in.vector).size()) != weight.n())
+    bad(label, "bias does not fit the weight");
 }
 
 void check_heads(const Instruction& in, const std::string& label) {
@@ -106,7 +115,8 @@ void check_heads(const Instruction& in, const std::string& label) {
 
 }  // namespace
 
-WeightFormat parse_format(const std::string& kind, int32_t group, const std::string& scale_type, const std::string& offset) {
+WeightFormat parse_format(const std::string& kind, int32_t group, const std::string& scale_type,
+                          const std::string& offset) {
   WeightFormat format{};
   if (kind == "f32") {
     format.kind = WeightKind::kF32;
@@ -135,8 +145,9 @@ WeightFormat parse_format(const std::string& kind, int32_t group, const std::str
   return format;
 }
 
-Instruction parse_instruction(Model& model, const std::vector<std::shared_ptr<PackedWeight>>& weights, const std::string& op,
-                              const nb::list& operands, const nb::dict& attributes, const std::string& label) {
+Instruction parse_instruction(Model& model, const std::vector<std::shared_ptr<PackedWeight>>& weights,
+                              const std::string& op, const nb::list& operands, const nb::dict& attributes,
+                              const std::string& label) {
   Inputs inputs = parse_inputs(model, weights, operands, label);
   Instruction in{};
   in.label = label;
@@ -149,7 +160,9 @@ Instruction parse_instruction(Model& model, const std::vector<std::shared_ptr<Pa
   in.group = inputs.group;
   in.layer = inputs.layer;
   const bool bf16 = model.limits().kv_bf16;
-  const auto choose = [&](Op row_op, WeightKind kind = WeightKind::kF32) { return choose_row(row_op, kind, model.force()); };
+  const auto choose = [&](Op row_op, WeightKind kind = WeightKind::kF32) {
+    return choose_row(row_op, kind, model.force());
+  };
   if ((op == "embed" || op == "linear") && !in.weight) bad(label, "weight is missing");
   if ((op == "kv_write" || op == "attention") && in.group < 0) bad(label, "KV layer is missing");
   if ((op == "rms_norm" || op == "rope_table") && in.vector < 0) bad(label, "vector is missing");
@@ -162,7 +175,8 @@ Instruction parse_instruction(Model& model, const std::vector<std::shared_ptr<Pa
     in.row = choose(Op::kRmsNorm);
     in.epsilon = attribute<float>(attributes, "eps", label);
     in.width = attribute<int32_t>(attributes, "width", label);
-    if (in.width < 1 || in.out.columns % in.width != 0 || in.in.columns != in.out.columns) bad(label, "width does not divide the columns");
+    if (in.width < 1 || in.out.columns % in.width != 0 || in.in.columns != in.out.columns)
+      bad(label, "width does not divide the columns");
     if (static_cast<int32_t>(model.vector(in.vector).size()) != in.width) bad(label, "norm weight does not fit");
   } else if (op == "quantize") {
     in.code = OpCode::kQuantize;
@@ -176,12 +190,14 @@ Instruction parse_instruction(Model& model, const std::vector<std::shared_ptr<Pa
   } else if (op == "rope_table") {
     in.code = OpCode::kRopeTable;
     in.scale = attribute<float>(attributes, "attention_factor", label);
-    if (static_cast<size_t>(in.out.columns) != 2 * model.vector(in.vector).size()) bad(label, "table width does not fit");
+    if (static_cast<size_t>(in.out.columns) != 2 * model.vector(in.vector).size())
+      bad(label, "table width does not fit");
   } else if (op == "rope") {
     in.code = OpCode::kRope;
     in.row = choose(Op::kRope);
     in.head_dim = attribute<int32_t>(attributes, "head_dim", label);
-    if (in.head_dim < 2 || in.out.columns % in.head_dim != 0 || in.second.columns > in.head_dim) bad(label, "heads do not fit the view");
+    if (in.head_dim < 2 || in.out.columns % in.head_dim != 0 || in.second.columns > in.head_dim)
+      bad(label, "heads do not fit the view");
     if (in.second.columns != in.second.buffer_columns) bad(label, "the rope table must be a whole buffer");
   } else if (op == "kv_write") {
     in.code = OpCode::kKvWrite;
@@ -189,7 +205,8 @@ Instruction parse_instruction(Model& model, const std::vector<std::shared_ptr<Pa
     const KvGroup& group = model.groups()[static_cast<size_t>(in.group)];
     in.heads = in.kv_heads = group.kv_heads, in.head_dim = group.head_dim;
     check_heads(in, label);
-    if (in.in.columns != in.kv_heads * in.head_dim || in.second.columns != in.in.columns || in.second.buffer_columns != in.in.buffer_columns) {
+    if (in.in.columns != in.kv_heads * in.head_dim || in.second.columns != in.in.columns ||
+        in.second.buffer_columns != in.in.buffer_columns) {
       bad(label, "k and v do not fit the KV group");
     }
   } else if (op == "attention") {
@@ -203,7 +220,8 @@ Instruction parse_instruction(Model& model, const std::vector<std::shared_ptr<Pa
     const KvGroup& group = model.groups()[static_cast<size_t>(in.group)];
     check_heads(in, label);
     if (group.kv_heads != in.kv_heads || group.head_dim != in.head_dim) bad(label, "heads do not fit the KV group");
-    if (in.in.columns != in.heads * in.head_dim || in.out.columns != in.in.columns) bad(label, "q does not fit the heads");
+    if (in.in.columns != in.heads * in.head_dim || in.out.columns != in.in.columns)
+      bad(label, "q does not fit the heads");
   } else if (op == "silu_mul" || op == "gelu_tanh_mul") {
     in.code = OpCode::kGated;
     in.row = choose(op == "silu_mul" ? Op::kSiluMul : Op::kGeluTanhMul);

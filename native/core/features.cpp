@@ -21,10 +21,22 @@ struct FeatureName {
 };
 
 constexpr FeatureName kNames[] = {
-    {kAvx2, "avx2"},           {kAvxVnni, "avx_vnni"},      {kAvx512, "avx512"},        {kAvx512Vnni, "avx512_vnni"},
-    {kAvx512Bf16, "avx512_bf16"}, {kAvx512Fp16, "avx512_fp16"}, {kAmxInt8, "amx_int8"}, {kAmxBf16, "amx_bf16"},
-    {kNeon, "neon"},           {kNeonFp16, "fp16"},         {kDotprod, "dotprod"},      {kI8mm, "i8mm"},
-    {kNeonBf16, "bf16"},       {kSve, "sve"},               {kSve2, "sve2"},            {kSveI8mm, "sve_i8mm"},
+    {kAvx2, "avx2"},
+    {kAvxVnni, "avx_vnni"},
+    {kAvx512, "avx512"},
+    {kAvx512Vnni, "avx512_vnni"},
+    {kAvx512Bf16, "avx512_bf16"},
+    {kAvx512Fp16, "avx512_fp16"},
+    {kAmxInt8, "amx_int8"},
+    {kAmxBf16, "amx_bf16"},
+    {kNeon, "neon"},
+    {kNeonFp16, "fp16"},
+    {kDotprod, "dotprod"},
+    {kI8mm, "i8mm"},
+    {kNeonBf16, "bf16"},
+    {kSve, "sve"},
+    {kSve2, "sve2"},
+    {kSveI8mm, "sve_i8mm"},
     {kSveBf16, "sve_bf16"},
 };
 
@@ -68,9 +80,10 @@ uint64_t detect() {
 #elif defined(__aarch64__)
 
 // Values of the Linux user ABI (arch/arm64 uapi hwcap.h), spelled out so that old headers suffice.
-constexpr unsigned long kHwcapAsimd = 1ul << 1, kHwcapAsimdHp = 1ul << 10, kHwcapAsimdDp = 1ul << 20, kHwcapSve = 1ul << 22;
-constexpr unsigned long kHwcap2Sve2 = 1ul << 1, kHwcap2SveI8mm = 1ul << 9, kHwcap2SveBf16 = 1ul << 12, kHwcap2I8mm = 1ul << 13,
-                        kHwcap2Bf16 = 1ul << 14;
+constexpr unsigned long kHwcapAsimd = 1ul << 1, kHwcapAsimdHp = 1ul << 10, kHwcapAsimdDp = 1ul << 20,
+                        kHwcapSve = 1ul << 22;
+constexpr unsigned long kHwcap2Sve2 = 1ul << 1, kHwcap2SveI8mm = 1ul << 9, kHwcap2SveBf16 = 1ul << 12,
+                        kHwcap2I8mm = 1ul << 13, kHwcap2Bf16 = 1ul << 14;
 
 uint64_t detect() {
   const unsigned long one = getauxval(AT_HWCAP), two = getauxval(AT_HWCAP2);
@@ -88,7 +101,9 @@ uint64_t detect() {
 }
 
 #else
-uint64_t detect() { return 0; }
+uint64_t detect() {
+  return 0;
+}
 #endif
 
 }  // namespace

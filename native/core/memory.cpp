@@ -11,7 +11,9 @@ namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
 }
 
-size_t system_page_size() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
+size_t system_page_size() {
+  return static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
 
 Memory::Memory(size_t bytes) : size_(bytes) {
   if (bytes == 0) return;

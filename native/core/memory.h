@@ -8,7 +8,9 @@ namespace neoserve {
 
 constexpr size_t kCacheLine = 64;
 
-constexpr size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+constexpr size_t round_up(size_t value, size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 // Zero-filled anonymous memory; committed by the system on first touch, advised for huge pages when large.
 // Movable, not copyable. Throws std::bad_alloc when the system refuses.

@@ -35,7 +35,8 @@ void futex_wake_all(std::atomic<uint32_t>& word) {
 }
 
 // Returns when `word` differs from `seen`. `sleepers` lets the waker skip the system call when nobody sleeps: it is
-// raised before the last look at `word`, and the waker looks at it after changing `word` (both sequentially consistent).
+// raised before the last look at `word`, and the waker looks at it after changing `word` (both sequentially
+// consistent).
 void wait_change(std::atomic<uint32_t>& word, uint32_t seen, std::atomic<int32_t>& sleepers) {
   for (int spin = 0; spin < kSpins; ++spin) {
     if (word.load(std::memory_order_acquire) != seen) return;

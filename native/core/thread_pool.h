@@ -36,7 +36,8 @@ class Barrier {
 
 class ThreadPool {
  public:
-  // `threads` >= 1 counts the caller. `cpus` pins thread i to cpus[i % size]; empty: no pinning. The caller is never pinned.
+  // `threads` >= 1 counts the caller. `cpus` pins thread i to cpus[i % size]; empty: no pinning. The caller is never
+  // pinned.
   ThreadPool(int threads, std::vector<int> cpus);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

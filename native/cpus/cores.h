@@ -1,4 +1,5 @@
-// What is known of particular cores. Data only: kernels are chosen by feature bits, and an unknown core is served by those alone.
+// What is known of particular cores. Data only: kernels are chosen by feature bits, and an unknown core is served by
+// those alone.
 #pragma once
 
 #include <string>

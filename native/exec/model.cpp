@@ -12,11 +12,14 @@ namespace {
 // Query rows that one attention work unit holds: enough to reuse a K tile, few enough to balance threads.
 constexpr int32_t kSpanTokens = 16;
 
-[[noreturn]] void reject(const std::string& what) { throw std::invalid_argument("step refused: " + what); }
+[[noreturn]] void reject(const std::string& what) {
+  throw std::invalid_argument("step refused: " + what);
+}
 
 void within(const char* name, int32_t value, int32_t low, int32_t high) {
   if (value >= low && value <= high) return;
-  reject(std::string(name) + " is " + std::to_string(value) + "; it must be in [" + std::to_string(low) + ", " + std::to_string(high) + "]");
+  reject(std::string(name) + " is " + std::to_string(value) + "; it must be in [" + std::to_string(low) + ", " +
+         std::to_string(high) + "]");
 }
 
 }  // namespace
@@ -36,12 +39,14 @@ size_t Model::add_group(int32_t layers, int32_t kv_heads, int32_t head_dim, int3
   KvGroup group{};
   group.layers = layers, group.kv_heads = kv_heads, group.head_dim = head_dim, group.num_pages = num_pages;
   const size_t element = limits_.kv_bf16 ? 2 : 4;
-  group.layer_bytes = 2 * element * static_cast<size_t>(kv_heads) * static_cast<size_t>(head_dim) * static_cast<size_t>(limits_.page_size);
+  group.layer_bytes = 2 * element * static_cast<size_t>(kv_heads) * static_cast<size_t>(head_dim) *
+                      static_cast<size_t>(limits_.page_size);
   group.page_stride = round_up(group.layer_bytes * static_cast<size_t>(layers), kCacheLine);
   // A stride that is a multiple of 4096 would map equal places of all pages to one cache set.
   if (group.page_stride % 4096 == 0) group.page_stride += kCacheLine;
   group.pages = Memory(group.page_stride * static_cast<size_t>(num_pages));
-  group.block_tables.resize(static_cast<size_t>(limits_.max_sequences) * static_cast<size_t>(limits_.max_pages_per_sequence));
+  group.block_tables.resize(static_cast<size_t>(limits_.max_sequences) *
+                            static_cast<size_t>(limits_.max_pages_per_sequence));
   groups_.push_back(std::move(group));
   return groups_.back().page_stride;
 }
@@ -67,7 +72,9 @@ const float* Model::logits() const {
   return f32(instructions_.back().out);
 }
 
-int32_t Model::vocabulary() const { return instructions_.empty() ? 0 : instructions_.back().out.buffer_columns; }
+int32_t Model::vocabulary() const {
+  return instructions_.empty() ? 0 : instructions_.back().out.buffer_columns;
+}
 
 void Model::set_profiling(bool on) {
   profiling_ = on;
@@ -106,7 +113,8 @@ void Model::plan_spans() {
   spans_.clear();
   sequence_of_.resize(static_cast<size_t>(limits_.max_tokens));
   for (int32_t s = 0; s < sequences_; ++s) {
-    const int32_t first = arrays_.query_start[static_cast<size_t>(s)], end = arrays_.query_start[static_cast<size_t>(s) + 1];
+    const int32_t first = arrays_.query_start[static_cast<size_t>(s)],
+                  end = arrays_.query_start[static_cast<size_t>(s) + 1];
     std::fill(sequence_of_.begin() + first, sequence_of_.begin() + end, s);
     for (int32_t t = first; t < end; t += kSpanTokens) spans_.push_back({s, t, std::min(kSpanTokens, end - t)});
   }
@@ -151,7 +159,9 @@ void Model::run_phase(size_t index, int thread) {
     for (size_t i = phase.first; i < phase.end; ++i) run_chunk(instructions_[i], begin, end, thread);
   }
   pool_.barrier().wait();
-  if (timed) instructions_[phase.first].seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (timed)
+    instructions_[phase.first].seconds +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 // How an instruction's work divides: `count` items, claimed `size` at a time. Sizes follow the bytes and the arithmetic
@@ -173,7 +183,9 @@ Model::Chunks Model::chunks(const Instruction& instruction) const {
   }
 }
 
-float* Model::f32(const ViewOperand& view) const { return reinterpret_cast<float*>(arena_.data() + view.offset) + view.column; }
+float* Model::f32(const ViewOperand& view) const {
+  return reinterpret_cast<float*>(arena_.data() + view.offset) + view.column;
+}
 
 void Model::run_chunk(const Instruction& instruction, int32_t begin, int32_t end, int thread) {
   switch (instruction.code) {
@@ -267,7 +279,8 @@ KvLayerArgs Model::kv_layer(const Instruction& instruction, int32_t sequence) {
   args.pages = group.pages.data();
   args.page_stride = group.page_stride;
   args.layer_offset = static_cast<size_t>(instruction.layer) * group.layer_bytes;
-  args.block_table = group.block_tables.data() + static_cast<size_t>(sequence) * static_cast<size_t>(limits_.max_pages_per_sequence);
+  args.block_table =
+      group.block_tables.data() + static_cast<size_t>(sequence) * static_cast<size_t>(limits_.max_pages_per_sequence);
   args.page_size = limits_.page_size;
   args.kv_heads = group.kv_heads;
   args.head_dim = group.head_dim;
@@ -293,7 +306,8 @@ void Model::run_kv_write(const Instruction& instruction, int32_t begin, int32_t 
 void Model::run_attention(const Instruction& instruction, int32_t unit, int thread) {
   const TokenSpan& span = spans_[static_cast<size_t>(unit / instruction.kv_heads)];
   const int32_t kv_head = unit % instruction.kv_heads, shared = instruction.heads / instruction.kv_heads;
-  const size_t column = static_cast<size_t>(kv_head) * static_cast<size_t>(shared) * static_cast<size_t>(instruction.head_dim);
+  const size_t column =
+      static_cast<size_t>(kv_head) * static_cast<size_t>(shared) * static_cast<size_t>(instruction.head_dim);
   AttentionArgs args{};
   args.kv = kv_layer(instruction, span.sequence);
   args.q_stride = stride(instruction.in);
@@ -315,12 +329,14 @@ void Model::run_rowwise(const Instruction& instruction, int32_t begin, int32_t e
   switch (instruction.code) {
     case OpCode::kEmbed:
       for (int32_t t = begin; t < end; ++t) {
-        instruction.weight->gather(arrays_.token_ids[static_cast<size_t>(t)], instruction.scale, f32(out) + static_cast<size_t>(t) * stride(out));
+        instruction.weight->gather(arrays_.token_ids[static_cast<size_t>(t)], instruction.scale,
+                                   f32(out) + static_cast<size_t>(t) * stride(out));
       }
       return;
     case OpCode::kRmsNorm:
-      return instruction.row->run.rms_norm({f32(in), stride(in), vectors_[static_cast<size_t>(instruction.vector)].data(), f32(out), stride(out),
-                                            begin, end, out.columns, instruction.width, instruction.epsilon});
+      return instruction.row->run.rms_norm(
+          {f32(in), stride(in), vectors_[static_cast<size_t>(instruction.vector)].data(), f32(out), stride(out), begin,
+           end, out.columns, instruction.width, instruction.epsilon});
     case OpCode::kRopeTable: {
       const std::vector<float>& frequencies = vectors_[static_cast<size_t>(instruction.vector)];
       const size_t half = frequencies.size();
@@ -337,12 +353,14 @@ void Model::run_rowwise(const Instruction& instruction, int32_t begin, int32_t e
       return;
     }
     case OpCode::kRope:
-      return instruction.row->run.rope({f32(out), stride(out), f32(instruction.second), begin, end, out.columns / instruction.head_dim,
-                                        instruction.head_dim, instruction.second.columns});
+      return instruction.row->run.rope({f32(out), stride(out), f32(instruction.second), begin, end,
+                                        out.columns / instruction.head_dim, instruction.head_dim,
+                                        instruction.second.columns});
     case OpCode::kGated:
       return instruction.row->run.gated({f32(in), stride(in), f32(out), stride(out), begin, end, out.columns});
     case OpCode::kAdd:
-      return instruction.row->run.add({f32(out), stride(out), f32(instruction.second), stride(instruction.second), begin, end, out.columns});
+      return instruction.row->run.add(
+          {f32(out), stride(out), f32(instruction.second), stride(instruction.second), begin, end, out.columns});
     case OpCode::kGatherRows:
       for (int32_t r = begin; r < end; ++r) {
         const float* source = f32(in) + static_cast<size_t>(arrays_.logit_rows[static_cast<size_t>(r)]) * stride(in);
@@ -356,13 +374,15 @@ void Model::run_rowwise(const Instruction& instruction, int32_t begin, int32_t e
 
 void Model::sample(const SampleInputs& inputs, const SampleOutputs& outputs) {
   if (inputs.rows != rows_) {
-    throw std::invalid_argument("sampling batch has " + std::to_string(inputs.rows) + " rows, the step computed " + std::to_string(rows_));
+    throw std::invalid_argument("sampling batch has " + std::to_string(inputs.rows) + " rows, the step computed " +
+                                std::to_string(rows_));
   }
   const float* values = logits();
   const int32_t columns = vocabulary();
   ChunkCounter counter;
   pool_.run([&](int) {
-    for (int32_t row = counter.claim(); row < inputs.rows; row = counter.claim()) sample_row(values, columns, row, inputs, outputs);
+    for (int32_t row = counter.claim(); row < inputs.rows; row = counter.claim())
+      sample_row(values, columns, row, inputs, outputs);
   });
 }
 

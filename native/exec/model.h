@@ -74,8 +74,8 @@ struct Instruction {
   double seconds = 0;  // accumulated while profiling
 };
 
-// Instructions [first, end) that run between two barriers: one that divides in its own way (linear, attention), or a chain
-// in which every row depends on the same row alone, so that a thread takes its rows through all of it.
+// Instructions [first, end) that run between two barriers: one that divides in its own way (linear, attention), or a
+// chain in which every row depends on the same row alone, so that a thread takes its rows through all of it.
 struct Phase {
   size_t first, end;
 };
@@ -143,10 +143,10 @@ class Model {
   std::vector<KvGroup> groups_;
   std::vector<std::vector<float>> vectors_;
   std::vector<Instruction> instructions_;
-  std::vector<Phase> phases_;                  // empty: to be planned
+  std::vector<Phase> phases_;                 // empty: to be planned
   std::unique_ptr<ChunkCounter[]> counters_;  // one per phase
   std::vector<TokenSpan> spans_;
-  std::vector<int32_t> sequence_of_;  // of each token
+  std::vector<int32_t> sequence_of_;         // of each token
   std::vector<std::vector<float>> scratch_;  // one per thread
   int32_t tokens_ = 0, sequences_ = 0, rows_ = 0, embedding_rows_ = 0;
   bool profiling_ = false;

@@ -27,11 +27,14 @@ const std::vector<RowTable>& tables() {
   return list;
 }
 
-bool applies(const Row& row, Op op, WeightKind kind) { return row.op == op && (op != Op::kLinear || row.kind == kind); }
+bool applies(const Row& row, Op op, WeightKind kind) {
+  return row.op == op && (op != Op::kLinear || row.kind == kind);
+}
 
 std::string missing_features(const Row& row) {
   std::string text;
-  for (const std::string& name : feature_names(row.features & ~detect_features())) text += (text.empty() ? "" : ", ") + name;
+  for (const std::string& name : feature_names(row.features & ~detect_features()))
+    text += (text.empty() ? "" : ", ") + name;
   return text;
 }
 
@@ -92,8 +95,8 @@ Force parse_force(const std::string& name) {
     }
     return {name};
   }
-  throw std::invalid_argument("kernels is \"" + name + "\"; it must be one of the feature sets of this build (" + known +
-                              ") or the name of a row (`neoserve doctor` lists them)");
+  throw std::invalid_argument("kernels is \"" + name + "\"; it must be one of the feature sets of this build (" +
+                              known + ") or the name of a row (`neoserve doctor` lists them)");
 }
 
 std::vector<Verdict> explain_rows(Op op, WeightKind kind, const Force& force) {
@@ -138,7 +141,8 @@ const Row* choose_row(Op op, WeightKind kind, const Force& force) {
 std::vector<Verdict> all_rows() {
   std::vector<Verdict> verdicts;
   for (const RowTable& table : tables()) {
-    for (const Row* row = table.rows; row != table.rows + table.count; ++row) verdicts.push_back({row, table.folder, ""});
+    for (const Row* row = table.rows; row != table.rows + table.count; ++row)
+      verdicts.push_back({row, table.folder, ""});
   }
   return verdicts;
 }

@@ -23,7 +23,8 @@ struct Force {
   std::string name;
 };
 
-// Throws std::invalid_argument when `name` is neither a folder nor a row of this build, or needs a feature that the CPU lacks.
+// Throws std::invalid_argument when `name` is neither a folder nor a row of this build, or needs a feature that the CPU
+// lacks.
 Force parse_force(const std::string& name);
 
 // The best row for an op (and weight kind, for linear): rows in order of preference, the first whose features are

@@ -16,7 +16,9 @@ struct Candidate {
 };
 
 // Descending logit, ascending id.
-bool before(const Candidate& a, const Candidate& b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
+bool before(const Candidate& a, const Candidate& b) {
+  return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+}
 
 bool modified(int32_t row, const SampleInputs& in) {
   return in.bias_start[row] != in.bias_start[row + 1] || in.history_start[row] != in.history_start[row + 1] ||
@@ -24,8 +26,10 @@ bool modified(int32_t row, const SampleInputs& in) {
 }
 
 void modify(std::vector<float>& x, int32_t row, const SampleInputs& in) {
-  for (int32_t i = in.bias_start[row]; i < in.bias_start[row + 1]; ++i) x[static_cast<size_t>(in.bias_tokens[i])] += in.bias_values[i];
-  const float repetition = in.repetition_penalty[row], frequency = in.frequency_penalty[row], presence = in.presence_penalty[row];
+  for (int32_t i = in.bias_start[row]; i < in.bias_start[row + 1]; ++i)
+    x[static_cast<size_t>(in.bias_tokens[i])] += in.bias_values[i];
+  const float repetition = in.repetition_penalty[row], frequency = in.frequency_penalty[row],
+              presence = in.presence_penalty[row];
   for (int32_t i = in.history_start[row]; i < in.history_start[row + 1]; ++i) {
     float& value = x[static_cast<size_t>(in.history_tokens[i])];
     value = value > 0 ? value / repetition : value * repetition;
@@ -76,11 +80,14 @@ class SortedPrefix {
 // Weights exp((logit - top) / temperature) in binary64: the quotient cannot overflow, however small the temperature.
 struct Weights {
   double top, temperature;
-  double operator()(const Candidate& candidate) const { return std::exp((static_cast<double>(candidate.logit) - top) / temperature); }
+  double operator()(const Candidate& candidate) const {
+    return std::exp((static_cast<double>(candidate.logit) - top) / temperature);
+  }
 };
 
 // How many of the sorted candidates min-p and top-p keep, and the sum of their weights.
-size_t keep(SortedPrefix& sorted, const Weights& weight, double total, const SampleInputs& in, int32_t row, double& kept_total) {
+size_t keep(SortedPrefix& sorted, const Weights& weight, double total, const SampleInputs& in, int32_t row,
+            double& kept_total) {
   const double top_p = in.top_p[row], floor = in.min_p[row];
   kept_total = total;
   if (top_p >= 1 && floor <= 0) return sorted.size();
@@ -129,7 +136,8 @@ int32_t draw(const float* x, int32_t vocabulary, int32_t row, const SampleInputs
   return sorted[last].id;
 }
 
-void write_logprobs(const float* logits, int32_t vocabulary, int32_t row, int32_t token, const SampleInputs& in, const SampleOutputs& out) {
+void write_logprobs(const float* logits, int32_t vocabulary, int32_t row, int32_t token, const SampleInputs& in,
+                    const SampleOutputs& out) {
   double top = -std::numeric_limits<double>::infinity(), total = 0;
   for (int32_t i = 0; i < vocabulary; ++i) top = logits[i] > top ? logits[i] : top;
   for (int32_t i = 0; i < vocabulary; ++i) {
@@ -166,7 +174,8 @@ double uniform(uint64_t seed, uint32_t position) {
   return static_cast<double>(c[0] >> 8) * 0x1p-24;
 }
 
-void sample_row(const float* logits, int32_t vocabulary, int32_t row, const SampleInputs& in, const SampleOutputs& out) {
+void sample_row(const float* logits, int32_t vocabulary, int32_t row, const SampleInputs& in,
+                const SampleOutputs& out) {
   const float* x = logits + static_cast<size_t>(row) * static_cast<size_t>(vocabulary);
   const float* changed = x;
   std::vector<float> copy;

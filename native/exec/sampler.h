@@ -26,10 +26,12 @@ struct SampleOutputs {
   float* top_logprobs;
 };
 
-// Philox 4x32-10 (Salmon et al., SC 2011) at counter (position, 0, 0, 0) and key `seed`: the first word's upper 24 bits / 2^24.
+// Philox 4x32-10 (Salmon et al., SC 2011) at counter (position, 0, 0, 0) and key `seed`: the first word's upper 24 bits
+// / 2^24.
 double uniform(uint64_t seed, uint32_t position);
 
 // Samples row `row` of logits [rows][vocabulary].
-void sample_row(const float* logits, int32_t vocabulary, int32_t row, const SampleInputs& inputs, const SampleOutputs& outputs);
+void sample_row(const float* logits, int32_t vocabulary, int32_t row, const SampleInputs& inputs,
+                const SampleOutputs& outputs);
 
 }  // namespace neoserve

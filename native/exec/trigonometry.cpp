@@ -7,7 +7,8 @@ namespace {
 
 // pi / 2 in three parts of at most 33 significant bits: k * part is exact for |k| < 2^20 (Cody and Waite), and the
 // remainder stays accurate beyond, since angles come from binary32.
-constexpr double kHalfPi1 = 1.57079632673412561417e+00, kHalfPi2 = 6.07710050630396597660e-11, kHalfPi3 = 2.02226624879595063154e-21;
+constexpr double kHalfPi1 = 1.57079632673412561417e+00, kHalfPi2 = 6.07710050630396597660e-11,
+                 kHalfPi3 = 2.02226624879595063154e-21;
 constexpr double kTwoOverPi = 6.36619772367581382433e-01;
 
 // Taylor polynomials on [-pi/4, pi/4]; the first omitted terms are below 1e-14.

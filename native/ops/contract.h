@@ -30,7 +30,8 @@ enum class Layout : uint8_t { kK1, kK2, kK4, kK8 };
 
 constexpr int kBlock = 16;       // outputs per block, tokens per tile, lanes of every fixed-shape reduction
 constexpr int kPartition = 256;  // absolute positions per attention partition
-constexpr float kSmallestQuantized = 1e-36f;  // int8: a largest value below it quantises to zeros, since 127 / largest overflows
+constexpr float kSmallestQuantized =
+    1e-36f;  // int8: a largest value below it quantises to zeros, since 127 / largest overflows
 
 struct LinearArgs {
   WeightFormat format;
@@ -119,7 +120,7 @@ struct AttentionArgs {
   size_t q_stride;
   float* out;
   size_t out_stride;
-  float* scratch;  // attention_scratch_floats(rows * heads, head_dim)
+  float* scratch;          // attention_scratch_floats(rows * heads, head_dim)
   int32_t kv_head, heads;  // query heads that share the KV head
   int32_t position, rows;
   int32_t window;  // 0: none

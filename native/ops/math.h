@@ -51,11 +51,14 @@ static inline uint16_t f32_to_bf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
 
-static inline float bf16_to_f32(uint16_t value) { return bits_to_float(static_cast<uint32_t>(value) << 16); }
+static inline float bf16_to_f32(uint16_t value) {
+  return bits_to_float(static_cast<uint32_t>(value) << 16);
+}
 
 // Exact widening of IEEE binary16.
 static inline float f16_to_f32(uint16_t half) {
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, exponent = (half >> 10) & 31, mantissa = half & 1023u;
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, exponent = (half >> 10) & 31,
+                 mantissa = half & 1023u;
   if (exponent == 31) return bits_to_float(sign | 0x7f800000u | (mantissa << 13));
   if (exponent != 0) return bits_to_float(sign | ((exponent + 112) << 23) | (mantissa << 13));
   const float subnormal = static_cast<float>(mantissa) * 5.9604644775390625e-8f;  // 2^-24

@@ -26,7 +26,9 @@ int32_t run_length(Layout layout) {
   return 1;
 }
 
-size_t scale_bytes(const WeightFormat& format) { return format.scale_type == ScaleType::kF16 ? 2 : 4; }
+size_t scale_bytes(const WeightFormat& format) {
+  return format.scale_type == ScaleType::kF16 ? 2 : 4;
+}
 
 size_t value_bytes(const WeightFormat& format, size_t count) {
   switch (format.kind) {
@@ -69,7 +71,8 @@ PackedWeight::PackedWeight(WeightFormat format, int32_t n, int32_t k, const Row*
 
 size_t PackedWeight::value_index(int32_t n, int32_t k) const {
   const size_t run = static_cast<size_t>(k_run_);
-  const size_t block = static_cast<size_t>(n / kBlock), lane = static_cast<size_t>(n % kBlock), index = static_cast<size_t>(k);
+  const size_t block = static_cast<size_t>(n / kBlock), lane = static_cast<size_t>(n % kBlock),
+               index = static_cast<size_t>(k);
   const size_t base = block * static_cast<size_t>(padded_k_) * kBlock;
   if (format_.kind == WeightKind::kInt4Group) {
     // A byte holds k (low nibble) and k + run (high nibble): two runs make one stripe.
@@ -86,7 +89,8 @@ size_t PackedWeight::group_index(int32_t n, int32_t g) const {
 }
 
 void PackedWeight::put(const CanonicalRows& rows) {
-  if (rows.row_begin < 0 || rows.rows < 0 || rows.row_begin > n_ - rows.rows) throw std::out_of_range("rows outside the weight");
+  if (rows.row_begin < 0 || rows.rows < 0 || rows.row_begin > n_ - rows.rows)
+    throw std::out_of_range("rows outside the weight");
   const size_t step = scale_bytes(format_);
   for (int32_t i = 0; i < rows.rows; ++i) {
     const int32_t n = rows.row_begin + i;
@@ -100,14 +104,16 @@ void PackedWeight::put(const CanonicalRows& rows) {
         break;
       case WeightKind::kBf16:
         for (int32_t k = 0; k < k_; ++k) {
-          std::memcpy(values_.data() + value_index(n, k) * 2, static_cast<const uint16_t*>(rows.values) + source + k, 2);
+          std::memcpy(values_.data() + value_index(n, k) * 2, static_cast<const uint16_t*>(rows.values) + source + k,
+                      2);
         }
         break;
       case WeightKind::kInt4Group: {
         const uint8_t* values = static_cast<const uint8_t*>(rows.values) + source;
         for (int32_t k = 0; k < k_; k += 2 * k_run_) {
           uint8_t* target = values_.data() + value_index(n, k) / 2;
-          for (size_t j = 0; j < run; ++j) target[j] = static_cast<uint8_t>((values[k + j] & 15) | (values[k + run + j] << 4));
+          for (size_t j = 0; j < run; ++j)
+            target[j] = static_cast<uint8_t>((values[k + j] & 15) | (values[k + run + j] << 4));
         }
         break;
       }
@@ -123,7 +129,8 @@ void PackedWeight::put(const CanonicalRows& rows) {
       std::memcpy(scales_.data() + static_cast<size_t>(n) * 4, static_cast<const float*>(rows.scales) + i, 4);
     }
     for (int32_t g = 0; g < groups_; ++g) {
-      const size_t to = group_index(n, g), from = static_cast<size_t>(i) * static_cast<size_t>(groups_) + static_cast<size_t>(g);
+      const size_t to = group_index(n, g),
+                   from = static_cast<size_t>(i) * static_cast<size_t>(groups_) + static_cast<size_t>(g);
       std::memcpy(scales_.data() + to * step, static_cast<const uint8_t*>(rows.scales) + from * step, step);
       if (format_.offset == Offset::kMinimum) {
         std::memcpy(offsets_.data() + to * step, static_cast<const uint8_t*>(rows.minimums) + from * step, step);
@@ -159,11 +166,13 @@ void PackedWeight::gather(int32_t n, float scale, float* out) const {
         break;
       }
       case WeightKind::kInt8Channel:
-        value = static_cast<float>(static_cast<int8_t>(values_.data()[index])) * scale_at(scales_, static_cast<size_t>(n));
+        value =
+            static_cast<float>(static_cast<int8_t>(values_.data()[index])) * scale_at(scales_, static_cast<size_t>(n));
         break;
       default: {
         const uint8_t byte = values_.data()[format_.kind == WeightKind::kInt4Group ? index / 2 : index];
-        const int32_t q = format_.kind == WeightKind::kInt8Group ? static_cast<int8_t>(byte) : (index % 2 ? byte >> 4 : byte & 15);
+        const int32_t q =
+            format_.kind == WeightKind::kInt8Group ? static_cast<int8_t>(byte) : (index % 2 ? byte >> 4 : byte & 15);
         const size_t g = group_index(n, k / format_.group);
         const float s = scale_at(scales_, g);
         if (format_.offset == Offset::kMinimum) {

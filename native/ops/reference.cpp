@@ -9,17 +9,21 @@ namespace neoserve {
 namespace {
 
 float scale_value(const void* store, ScaleType type, size_t index) {
-  return type == ScaleType::kF16 ? f16_to_f32(static_cast<const uint16_t*>(store)[index]) : static_cast<const float*>(store)[index];
+  return type == ScaleType::kF16 ? f16_to_f32(static_cast<const uint16_t*>(store)[index])
+                                 : static_cast<const float*>(store)[index];
 }
 
 struct Position {
   size_t block, lane;
 };
 
-Position locate(int32_t n) { return {static_cast<size_t>(n / kBlock), static_cast<size_t>(n % kBlock)}; }
+Position locate(int32_t n) {
+  return {static_cast<size_t>(n / kBlock), static_cast<size_t>(n % kBlock)};
+}
 
 float dot_f32(const LinearArgs& a, int32_t row, int32_t n) {
-  const float* x = reinterpret_cast<const float*>(static_cast<const uint8_t*>(a.x) + static_cast<size_t>(row) * a.x_stride);
+  const float* x =
+      reinterpret_cast<const float*>(static_cast<const uint8_t*>(a.x) + static_cast<size_t>(row) * a.x_stride);
   const auto [block, lane] = locate(n);
   const float* w = static_cast<const float*>(a.weights) + block * static_cast<size_t>(a.k) * kBlock;
   float acc = 0;
@@ -28,7 +32,8 @@ float dot_f32(const LinearArgs& a, int32_t row, int32_t n) {
 }
 
 float dot_bf16(const LinearArgs& a, int32_t row, int32_t n) {
-  const uint16_t* x = reinterpret_cast<const uint16_t*>(static_cast<const uint8_t*>(a.x) + static_cast<size_t>(row) * a.x_stride);
+  const uint16_t* x =
+      reinterpret_cast<const uint16_t*>(static_cast<const uint8_t*>(a.x) + static_cast<size_t>(row) * a.x_stride);
   const auto [block, lane] = locate(n);
   const uint16_t* w = static_cast<const uint16_t*>(a.weights) + block * static_cast<size_t>(a.k) * kBlock;
   float acc = 0;
@@ -41,7 +46,8 @@ float dot_bf16(const LinearArgs& a, int32_t row, int32_t n) {
 int32_t weight_int(const LinearArgs& a, Position at, size_t k) {
   const size_t stride = static_cast<size_t>(a.k) * kBlock;
   if (a.format.kind == WeightKind::kInt4Group) {
-    const uint8_t byte = static_cast<const uint8_t*>(a.weights)[at.block * stride / 2 + (k / 8 * kBlock + at.lane) * 4 + k % 4];
+    const uint8_t byte =
+        static_cast<const uint8_t*>(a.weights)[at.block * stride / 2 + (k / 8 * kBlock + at.lane) * 4 + k % 4];
     return k % 8 < 4 ? byte & 15 : byte >> 4;
   }
   return static_cast<const int8_t*>(a.weights)[at.block * stride + (k / 4 * kBlock + at.lane) * 4 + k % 4];
@@ -140,7 +146,8 @@ void rope(const RopeArgs& a) {
   for (int32_t row = a.row_begin; row < a.row_end; ++row) {
     const float* table = a.table + static_cast<size_t>(row) * static_cast<size_t>(a.dim);
     for (int32_t head = 0; head < a.heads; ++head) {
-      float* x = a.x + static_cast<size_t>(row) * a.x_stride + static_cast<size_t>(head) * static_cast<size_t>(a.head_dim);
+      float* x =
+          a.x + static_cast<size_t>(row) * a.x_stride + static_cast<size_t>(head) * static_cast<size_t>(a.head_dim);
       for (int32_t i = 0; i < half; ++i) {
         const float x0 = x[i], x1 = x[i + half], c = table[i], s = table[i + half];
         x[i] = std::fma(x0, c, -(x1 * s));
@@ -150,7 +157,9 @@ void rope(const RopeArgs& a) {
   }
 }
 
-float silu(float g) { return g / (1.0f + exp_f32(-g)); }
+float silu(float g) {
+  return g / (1.0f + exp_f32(-g));
+}
 
 float gelu_tanh(float g) {
   const float u = 0.7978845608f * std::fma(0.044715f * g * g, g, g);
@@ -184,8 +193,10 @@ struct PageView {
     return reinterpret_cast<Element*>(kv.pages + page * kv.page_stride + kv.layer_offset);
   }
   Element& k(int32_t head, int32_t position, int32_t d) const {
-    const size_t slot = static_cast<size_t>(position % kv.page_size), dim = static_cast<size_t>(kv.head_dim), at = static_cast<size_t>(d);
-    const size_t base = static_cast<size_t>(head) * static_cast<size_t>(kv.page_size) * dim + slot / kBlock * kBlock * dim;
+    const size_t slot = static_cast<size_t>(position % kv.page_size), dim = static_cast<size_t>(kv.head_dim),
+                 at = static_cast<size_t>(d);
+    const size_t base =
+        static_cast<size_t>(head) * static_cast<size_t>(kv.page_size) * dim + slot / kBlock * kBlock * dim;
     const size_t run = sizeof(Element) == 2 ? 2 : 1;
     return layer(position)[base + (at / run * kBlock + slot % kBlock) * run + at % run];
   }
@@ -197,17 +208,26 @@ struct PageView {
   }
 };
 
-float widen(float value) { return value; }
-float widen(uint16_t value) { return bf16_to_f32(value); }
-void narrow(float value, float& out) { out = value; }
-void narrow(float value, uint16_t& out) { out = f32_to_bf16(value); }
+float widen(float value) {
+  return value;
+}
+float widen(uint16_t value) {
+  return bf16_to_f32(value);
+}
+void narrow(float value, float& out) {
+  out = value;
+}
+void narrow(float value, uint16_t& out) {
+  out = f32_to_bf16(value);
+}
 
 template <class Element>
 void kv_write(const KvWriteArgs& a) {
   const PageView<Element> view{a.kv};
   for (int32_t i = 0; i < a.rows; ++i) {
     for (int32_t head = 0; head < a.kv.kv_heads; ++head) {
-      const size_t from = static_cast<size_t>(i) * a.stride + static_cast<size_t>(head) * static_cast<size_t>(a.kv.head_dim);
+      const size_t from =
+          static_cast<size_t>(i) * a.stride + static_cast<size_t>(head) * static_cast<size_t>(a.kv.head_dim);
       for (int32_t d = 0; d < a.kv.head_dim; ++d) {
         narrow(a.k[from + static_cast<size_t>(d)], view.k(head, a.position + i, d));
         narrow(a.v[from + static_cast<size_t>(d)], view.v(head, a.position + i, d));
@@ -223,13 +243,15 @@ float round_query(float q) {
 
 // One partition's share: returns the maximum, writes the sum of exponentials and the weighted V.
 template <class Element>
-float attend_partition(const AttentionArgs& a, const PageView<Element>& view, const float* q, int32_t begin, int32_t end, float& sum, float* o) {
+float attend_partition(const AttentionArgs& a, const PageView<Element>& view, const float* q, int32_t begin,
+                       int32_t end, float& sum, float* o) {
   float e[kPartition];
   float lane[kBlock] = {};
   float largest = -std::numeric_limits<float>::infinity();
   for (int32_t p = begin; p < end; ++p) {
     float dot = 0;
-    for (int32_t d = 0; d < a.kv.head_dim; ++d) dot = std::fma(round_query<Element>(q[d]), widen(view.k(a.kv_head, p, d)), dot);
+    for (int32_t d = 0; d < a.kv.head_dim; ++d)
+      dot = std::fma(round_query<Element>(q[d]), widen(view.k(a.kv_head, p, d)), dot);
     e[p - begin] = a.scale * dot;
     largest = e[p - begin] > largest ? e[p - begin] : largest;
   }
@@ -249,8 +271,10 @@ void attention(const AttentionArgs& a) {
   const int32_t dim = a.kv.head_dim;
   for (int32_t row = 0; row < a.rows; ++row) {
     for (int32_t head = 0; head < a.heads; ++head) {
-      const float* q = a.q + static_cast<size_t>(row) * a.q_stride + static_cast<size_t>(head) * static_cast<size_t>(dim);
-      float* out = a.out + static_cast<size_t>(row) * a.out_stride + static_cast<size_t>(head) * static_cast<size_t>(dim);
+      const float* q =
+          a.q + static_cast<size_t>(row) * a.q_stride + static_cast<size_t>(head) * static_cast<size_t>(dim);
+      float* out =
+          a.out + static_cast<size_t>(row) * a.out_stride + static_cast<size_t>(head) * static_cast<size_t>(dim);
       float* part = a.scratch;
       const int32_t last = a.position + row;
       const int32_t first = a.window > 0 && last - a.window + 1 > 0 ? last - a.window + 1 : 0;
@@ -307,9 +331,27 @@ constexpr Layout kNoLayout = Layout::kK1;
 constexpr Row kRows[] = {
     {Op::kLinear, WeightKind::kF32, Layout::kK1, false, 0, "linear_f32_reference", {.linear = linear<dot_f32>}},
     {Op::kLinear, WeightKind::kBf16, Layout::kK2, false, 0, "linear_bf16_reference", {.linear = linear<dot_bf16>}},
-    {Op::kLinear, WeightKind::kInt8Channel, Layout::kK4, false, 0, "linear_int8_channel_reference", {.linear = linear<dot_int>}},
-    {Op::kLinear, WeightKind::kInt8Group, Layout::kK4, false, 0, "linear_int8_group_reference", {.linear = linear<dot_int>}},
-    {Op::kLinear, WeightKind::kInt4Group, Layout::kK4, false, 0, "linear_int4_group_reference", {.linear = linear<dot_int>}},
+    {Op::kLinear,
+     WeightKind::kInt8Channel,
+     Layout::kK4,
+     false,
+     0,
+     "linear_int8_channel_reference",
+     {.linear = linear<dot_int>}},
+    {Op::kLinear,
+     WeightKind::kInt8Group,
+     Layout::kK4,
+     false,
+     0,
+     "linear_int8_group_reference",
+     {.linear = linear<dot_int>}},
+    {Op::kLinear,
+     WeightKind::kInt4Group,
+     Layout::kK4,
+     false,
+     0,
+     "linear_int4_group_reference",
+     {.linear = linear<dot_int>}},
     {Op::kRmsNorm, kNoKind, kNoLayout, false, 0, "rms_norm_reference", {.rms_norm = rms_norm}},
     {Op::kQuantizeBf16, kNoKind, kNoLayout, false, 0, "quantize_bf16_reference", {.quantize = quantize_bf16}},
     {Op::kQuantizeInt8, kNoKind, kNoLayout, false, 0, "quantize_int8_reference", {.quantize = quantize_int8}},
@@ -328,6 +370,8 @@ constexpr Row kRows[] = {
 
 }  // namespace
 
-RowTable reference_rows() { return {"reference", kRows, sizeof kRows / sizeof kRows[0]}; }
+RowTable reference_rows() {
+  return {"reference", kRows, sizeof kRows / sizeof kRows[0]};
+}
 
 }  // namespace neoserve

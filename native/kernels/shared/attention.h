@@ -17,7 +17,8 @@ template <class Element>
 struct Pages {
   const KvLayerArgs& kv;
   size_t tile_k(int32_t head, int32_t slot) const {  // first element of the K tile that holds `slot`
-    return (static_cast<size_t>(head) * static_cast<size_t>(kv.page_size) + static_cast<size_t>(slot / kBlock * kBlock)) *
+    return (static_cast<size_t>(head) * static_cast<size_t>(kv.page_size) +
+            static_cast<size_t>(slot / kBlock * kBlock)) *
            static_cast<size_t>(kv.head_dim);
   }
   size_t row_v(int32_t head, int32_t slot) const {
@@ -30,10 +31,18 @@ struct Pages {
   }
 };
 
-static inline void put_v(float* p, F32 x) { store(p, x); }
-static inline void put_v(uint16_t* p, F32 x) { store_bf16(p, x); }
-static inline F32 get_v(const float* p) { return load(p); }
-static inline F32 get_v(const uint16_t* p) { return load_bf16(p); }
+static inline void put_v(float* p, F32 x) {
+  store(p, x);
+}
+static inline void put_v(uint16_t* p, F32 x) {
+  store_bf16(p, x);
+}
+static inline F32 get_v(const float* p) {
+  return load(p);
+}
+static inline F32 get_v(const uint16_t* p) {
+  return load_bf16(p);
+}
 
 template <class Element>
 static inline void kv_write_rows(const neoserve::KvWriteArgs& a) {
@@ -95,8 +104,8 @@ struct QueryRow {
 };
 
 template <class Element, int M>
-static __attribute__((noinline)) void score_rows(const Element* const* tiles, int first_tile, int end_tile, const QueryRow* rows,
-                                                 int32_t dim, float scale) {
+static __attribute__((noinline)) void score_rows(const Element* const* tiles, int first_tile, int end_tile,
+                                                 const QueryRow* rows, int32_t dim, float scale) {
   const float* q[M];
   for (int m = 0; m < M; ++m) q[m] = rows[m].q;
   for (int t = first_tile; t < end_tile; ++t) {
@@ -106,10 +115,11 @@ static __attribute__((noinline)) void score_rows(const Element* const* tiles, in
   }
 }
 
-// part[m] += sum over positions [begin, end) of the partition, in order, of e[m][i] * V[i]; `start`: part[m] is 0 before.
+// part[m] += sum over positions [begin, end) of the partition, in order, of e[m][i] * V[i]; `start`: part[m] is 0
+// before.
 template <class Element, int M>
-static __attribute__((noinline)) void weigh_rows(const Element* const* tiles, int begin, int end, const QueryRow* rows, int32_t dim,
-                                                 bool start) {
+static __attribute__((noinline)) void weigh_rows(const Element* const* tiles, int begin, int end, const QueryRow* rows,
+                                                 int32_t dim, bool start) {
   for (int32_t d = 0; d < dim; d += kBlock) {
     F32 acc[M];
     for (int m = 0; m < M; ++m) acc[m] = start ? zero_f32() : load(rows[m].part + d);
@@ -122,9 +132,11 @@ static __attribute__((noinline)) void weigh_rows(const Element* const* tiles, in
 }
 
 // weigh_rows over what each row sees, [begin[m], end[m]), and nothing else: a weight of zero would not keep a V that is
-// not finite from a row that must not see it. What all rows see goes M at a time, the rest of each row before and after.
+// not finite from a row that must not see it. What all rows see goes M at a time, the rest of each row before and
+// after.
 template <class Element, int M>
-static void weigh_visible(const Element* const* tiles, const int (&begin)[M], const int (&end)[M], const QueryRow* rows, int32_t dim) {
+static void weigh_visible(const Element* const* tiles, const int (&begin)[M], const int (&end)[M], const QueryRow* rows,
+                          int32_t dim) {
   int first = begin[0], last = end[0];
   for (int m = 1; m < M; ++m) {
     first = begin[m] > first ? begin[m] : first;
@@ -183,7 +195,8 @@ static inline void merge(QueryRow& row, float m, float l, int32_t dim) {
 
 // One partition for M query rows; rows that see nothing of it are left alone.
 template <class Element, int M>
-static void partition_rows(const AttentionArgs& a, const Element* const* k_tiles, const Element* const* v_tiles, int32_t start, QueryRow* rows) {
+static void partition_rows(const AttentionArgs& a, const Element* const* k_tiles, const Element* const* v_tiles,
+                           int32_t start, QueryRow* rows) {
   int low = kPartition, high = 0, begin[M], end[M];
   for (int m = 0; m < M; ++m) {
     begin[m] = rows[m].first > start ? rows[m].first - start : 0;
@@ -236,7 +249,8 @@ static inline void attention_rows(const AttentionArgs& a) {
   for (int32_t base = 0; base < count; base += kTileRows) {
     const int32_t group = count - base < kTileRows ? count - base : kTileRows;
     QueryRow rows[kTileRows];
-    for (int32_t i = 0; i < group; ++i) prepare_row<Element>(a, base + i, a.scratch + static_cast<size_t>(i) * row_floats, rows[i]);
+    for (int32_t i = 0; i < group; ++i)
+      prepare_row<Element>(a, base + i, a.scratch + static_cast<size_t>(i) * row_floats, rows[i]);
     const int32_t first = rows[0].first, last = rows[group - 1].last;  // positions ascend with the row
     for (int32_t start = first / kPartition * kPartition; start <= last; start += kPartition) {
       const Element *k_tiles[kTiles] = {}, *v_tiles[kTiles] = {};

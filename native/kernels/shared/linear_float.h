@@ -42,7 +42,8 @@ static __attribute__((noinline)) void tile_f32(const LinearArgs& a, int32_t row,
   }
   for (int32_t k = 0; k < a.k; ++k) {
     F32 wk[NB];
-    for (int b = 0; b < NB; ++b) wk[b] = load(w + static_cast<size_t>(b) * block_stride + static_cast<size_t>(k) * kBlock);
+    for (int b = 0; b < NB; ++b)
+      wk[b] = load(w + static_cast<size_t>(b) * block_stride + static_cast<size_t>(k) * kBlock);
     for (int m = 0; m < M; ++m) {
       const F32 xk = set1(x[m][k]);
       for (int b = 0; b < NB; ++b) acc[m][b] = fma(xk, wk[b], acc[m][b]);
@@ -59,7 +60,8 @@ static __attribute__((noinline)) void tile_bf16(const LinearArgs& a, int32_t row
   const uint16_t* w = static_cast<const uint16_t*>(a.weights) + static_cast<size_t>(block) * block_stride;
   const uint16_t* x[M];
   for (int m = 0; m < M; ++m) {
-    x[m] = reinterpret_cast<const uint16_t*>(static_cast<const uint8_t*>(a.x) + static_cast<size_t>(row + m) * a.x_stride);
+    x[m] =
+        reinterpret_cast<const uint16_t*>(static_cast<const uint8_t*>(a.x) + static_cast<size_t>(row + m) * a.x_stride);
   }
   F32 acc[M][NB];
   for (int m = 0; m < M; ++m) {
@@ -85,22 +87,22 @@ using Tile = void (*)(const LinearArgs&, int32_t, int32_t);
 
 // Full tiles of kTileRows rows; the rest by smaller ones. One or two rows take several blocks at once to cover
 // the latency of fused multiply-add.
-#define NEOSERVE_WALK(TILE)                                                            \
-  static inline void walk_##TILE(const LinearArgs& a) {                                       \
-    int32_t row = 0;                                                                   \
-    for (; row + kTileRows <= a.rows; row += kTileRows) {                              \
+#define NEOSERVE_WALK(TILE)                                                                \
+  static inline void walk_##TILE(const LinearArgs& a) {                                    \
+    int32_t row = 0;                                                                       \
+    for (; row + kTileRows <= a.rows; row += kTileRows) {                                  \
       for (int32_t b = a.block_begin; b < a.block_end; ++b) TILE<kTileRows, 1>(a, row, b); \
-    }                                                                                  \
-    for (; row + 2 <= a.rows; row += 2) {                                              \
-      int32_t b = a.block_begin;                                                       \
-      for (; b + 2 <= a.block_end; b += 2) TILE<2, 2>(a, row, b);                      \
-      for (; b < a.block_end; ++b) TILE<2, 1>(a, row, b);                              \
-    }                                                                                  \
-    for (; row < a.rows; ++row) {                                                      \
-      int32_t b = a.block_begin;                                                       \
-      for (; b + 4 <= a.block_end; b += 4) TILE<1, 4>(a, row, b);                      \
-      for (; b < a.block_end; ++b) TILE<1, 1>(a, row, b);                              \
-    }                                                                                  \
+    }                                                                                      \
+    for (; row + 2 <= a.rows; row += 2) {                                                  \
+      int32_t b = a.block_begin;                                                           \
+      for (; b + 2 <= a.block_end; b += 2) TILE<2, 2>(a, row, b);                          \
+      for (; b < a.block_end; ++b) TILE<2, 1>(a, row, b);                                  \
+    }                                                                                      \
+    for (; row < a.rows; ++row) {                                                          \
+      int32_t b = a.block_begin;                                                           \
+      for (; b + 4 <= a.block_end; b += 4) TILE<1, 4>(a, row, b);                          \
+      for (; b < a.block_end; ++b) TILE<1, 1>(a, row, b);                                  \
+    }                                                                                      \
   }
 
 NEOSERVE_WALK(tile_f32)

@@ -41,7 +41,8 @@ struct IntRows {
 template <int M>
 static __attribute__((noinline)) void tile_int8_channel(const LinearArgs& a, int32_t row, int32_t block) {
   const IntRows<M> rows(a, row);
-  const int8_t* w = static_cast<const int8_t*>(a.weights) + static_cast<size_t>(block) * static_cast<size_t>(a.k) * kBlock;
+  const int8_t* w =
+      static_cast<const int8_t*>(a.weights) + static_cast<size_t>(block) * static_cast<size_t>(a.k) * kBlock;
   I32 acc[M];
   for (int m = 0; m < M; ++m) acc[m] = int8_start(*rows.sums[m]);
   for (int32_t k = 0; k < a.k; k += 4) {
@@ -54,7 +55,8 @@ static __attribute__((noinline)) void tile_int8_channel(const LinearArgs& a, int
 
 // One group's share of the sum: the integer dot product, scaled, and the minimum's part.
 template <ScaleType Type, Offset Kind>
-static inline F32 add_group(const LinearArgs& a, F32 acc, I32 isum, F32 scale, float x_scale, int32_t x_sum, size_t index) {
+static inline F32 add_group(const LinearArgs& a, F32 acc, I32 isum, F32 scale, float x_scale, int32_t x_sum,
+                            size_t index) {
   if constexpr (Kind == Offset::kZero) isum = sub(isum, mul(load_zeros(a.offsets, index), set1_i32(x_sum)));
   acc = fma(to_f32(isum), mul(set1(x_scale), scale), acc);
   if constexpr (Kind == Offset::kMinimum) {
@@ -68,7 +70,8 @@ static __attribute__((noinline)) void tile_int8_group(const LinearArgs& a, int32
   const IntRows<M> rows(a, row);
   const int32_t group = a.format.group;
   const size_t groups = static_cast<size_t>(a.k / group);
-  const int8_t* w = static_cast<const int8_t*>(a.weights) + static_cast<size_t>(block) * static_cast<size_t>(a.k) * kBlock;
+  const int8_t* w =
+      static_cast<const int8_t*>(a.weights) + static_cast<size_t>(block) * static_cast<size_t>(a.k) * kBlock;
   F32 acc[M];
   for (int m = 0; m < M; ++m) acc[m] = zero_f32();
   for (size_t g = 0; g < groups; ++g) {
@@ -93,7 +96,8 @@ static __attribute__((noinline)) void tile_int4_group(const LinearArgs& a, int32
   const IntRows<M> rows(a, row);
   const int32_t group = a.format.group;
   const size_t groups = static_cast<size_t>(a.k / group);
-  const uint8_t* w = static_cast<const uint8_t*>(a.weights) + static_cast<size_t>(block) * static_cast<size_t>(a.k) * (kBlock / 2);
+  const uint8_t* w =
+      static_cast<const uint8_t*>(a.weights) + static_cast<size_t>(block) * static_cast<size_t>(a.k) * (kBlock / 2);
   F32 acc[M];
   for (int m = 0; m < M; ++m) acc[m] = zero_f32();
   for (size_t g = 0; g < groups; ++g) {
@@ -144,17 +148,18 @@ static inline void walk_int4_group_as(const LinearArgs& a) {
   walk_int(a, {tile_int4_group<kTileRows, Type, Kind>, tile_int4_group<2, Type, Kind>, tile_int4_group<1, Type, Kind>});
 }
 
-#define NEOSERVE_DISPATCH(WALK)                                                          \
-  static inline void WALK(const LinearArgs& a) {                                                \
-    const bool half = a.format.scale_type == ScaleType::kF16;                            \
-    switch (a.format.offset) {                                                           \
-      case Offset::kNone:                                                                \
+#define NEOSERVE_DISPATCH(WALK)                                                                                    \
+  static inline void WALK(const LinearArgs& a) {                                                                   \
+    const bool half = a.format.scale_type == ScaleType::kF16;                                                      \
+    switch (a.format.offset) {                                                                                     \
+      case Offset::kNone:                                                                                          \
         return half ? WALK##_as<ScaleType::kF16, Offset::kNone>(a) : WALK##_as<ScaleType::kF32, Offset::kNone>(a); \
-      case Offset::kZero:                                                                \
+      case Offset::kZero:                                                                                          \
         return half ? WALK##_as<ScaleType::kF16, Offset::kZero>(a) : WALK##_as<ScaleType::kF32, Offset::kZero>(a); \
-      case Offset::kMinimum:                                                             \
-        return half ? WALK##_as<ScaleType::kF16, Offset::kMinimum>(a) : WALK##_as<ScaleType::kF32, Offset::kMinimum>(a); \
-    }                                                                                    \
+      case Offset::kMinimum:                                                                                       \
+        return half ? WALK##_as<ScaleType::kF16, Offset::kMinimum>(a)                                              \
+                    : WALK##_as<ScaleType::kF32, Offset::kMinimum>(a);                                             \
+    }                                                                                                              \
   }
 
 NEOSERVE_DISPATCH(walk_int8_group)

@@ -116,7 +116,8 @@ static inline void rope_rows(const neoserve::RopeArgs& a) {
   for (int32_t row = a.row_begin; row < a.row_end; ++row) {
     const float* table = a.table + static_cast<size_t>(row) * static_cast<size_t>(a.dim);
     for (int32_t head = 0; head < a.heads; ++head) {
-      float* x = a.x + static_cast<size_t>(row) * a.x_stride + static_cast<size_t>(head) * static_cast<size_t>(a.head_dim);
+      float* x =
+          a.x + static_cast<size_t>(row) * a.x_stride + static_cast<size_t>(head) * static_cast<size_t>(a.head_dim);
       for (int32_t i = 0; i < half; i += kBlock) {
         const int count = half - i;
         const F32 x0 = load_some(x + i, count), x1 = load_some(x + i + half, count);
@@ -128,7 +129,9 @@ static inline void rope_rows(const neoserve::RopeArgs& a) {
   }
 }
 
-static inline F32 silu(F32 g) { return div(g, add(set1(1.0f), exp(neg(g)))); }
+static inline F32 silu(F32 g) {
+  return div(g, add(set1(1.0f), exp(neg(g))));
+}
 
 static inline F32 gelu_tanh(F32 g) {
   const F32 one = set1(1.0f);

@@ -59,5 +59,7 @@ constexpr Row kRows[] = {
     {Op::kLinear, WeightKind::kBf16, Layout::kK2, true, kNeon | kNeonBf16, "linear_bf16_bf16", {.linear = walk_bfdot}},
 };
 }  // namespace
-RowTable bf16_rows() { return {"bf16", kRows, sizeof kRows / sizeof kRows[0]}; }
+RowTable bf16_rows() {
+  return {"bf16", kRows, sizeof kRows / sizeof kRows[0]};
+}
 }  // namespace neoserve

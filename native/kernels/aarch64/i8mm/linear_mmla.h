@@ -66,16 +66,19 @@ static inline void sum_int4(const RowPairs<R>& rows, const uint8_t* w, int32_t b
     const uint8_t* wk = w + static_cast<size_t>(k) * (kBlock / 2);
     for (int i = 0; i < kPairs; ++i) {
       const uint8x16_t bytes = vld1q_u8(wk + 16 * i);
-      const int8x16_t wl = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15))), wh = vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4));
+      const int8x16_t wl = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15))),
+                      wh = vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4));
       for (int r = 0; r < R; ++r) acc[r].v[i] = vmmlaq_s32(vmmlaq_s32(acc[r].v[i], low[r], wl), high[r], wh);
     }
   }
 }
 
 template <int R>
-static __attribute__((noinline)) void mmla_int8_channel(const LinearArgs& a, int32_t begin, int32_t count, int32_t block) {
+static __attribute__((noinline)) void mmla_int8_channel(const LinearArgs& a, int32_t begin, int32_t count,
+                                                        int32_t block) {
   const RowPairs<R> rows(a, begin, count);
-  const int8_t* w = static_cast<const int8_t*>(a.weights) + static_cast<size_t>(block) * static_cast<size_t>(a.k) * kBlock;
+  const int8_t* w =
+      static_cast<const int8_t*>(a.weights) + static_cast<size_t>(block) * static_cast<size_t>(a.k) * kBlock;
   PairSums acc[R];
   for (int r = 0; r < R; ++r) acc[r] = zero_pairs();
   sum_int8<R>(rows, w, 0, a.k, acc);
@@ -91,7 +94,8 @@ template <int R, bool IsInt4, ScaleType Type, Offset Kind>
 static __attribute__((noinline)) void mmla_group(const LinearArgs& a, int32_t begin, int32_t count, int32_t block) {
   const RowPairs<R> rows(a, begin, count);
   const int32_t group = a.format.group;
-  const size_t groups = static_cast<size_t>(a.k / group), elements = static_cast<size_t>(block) * static_cast<size_t>(a.k) * kBlock;
+  const size_t groups = static_cast<size_t>(a.k / group),
+               elements = static_cast<size_t>(block) * static_cast<size_t>(a.k) * kBlock;
   F32 y[2 * R];
   for (int i = 0; i < 2 * R; ++i) y[i] = zero_f32();
   for (size_t g = 0; g < groups; ++g) {
@@ -122,7 +126,9 @@ static inline void walk_mmla(const LinearArgs& a, MmlaTile four, MmlaTile two) {
   }
 }
 
-static inline void walk_mmla_int8_channel(const LinearArgs& a) { walk_mmla(a, mmla_int8_channel<2>, mmla_int8_channel<1>); }
+static inline void walk_mmla_int8_channel(const LinearArgs& a) {
+  walk_mmla(a, mmla_int8_channel<2>, mmla_int8_channel<1>);
+}
 
 template <bool IsInt4, ScaleType Type>
 static inline void walk_mmla_as(const LinearArgs& a) {
@@ -138,7 +144,8 @@ static inline void walk_mmla_as(const LinearArgs& a) {
 
 template <bool IsInt4>
 static inline void walk_mmla_group(const LinearArgs& a) {
-  return a.format.scale_type == ScaleType::kF16 ? walk_mmla_as<IsInt4, ScaleType::kF16>(a) : walk_mmla_as<IsInt4, ScaleType::kF32>(a);
+  return a.format.scale_type == ScaleType::kF16 ? walk_mmla_as<IsInt4, ScaleType::kF16>(a)
+                                                : walk_mmla_as<IsInt4, ScaleType::kF32>(a);
 }
 
 }  // namespace

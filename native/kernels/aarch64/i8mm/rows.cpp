@@ -21,11 +21,37 @@ void measure_int8_mmla(const MeasureArgs& a) {
 
 constexpr uint64_t kNeeds = kNeon | kDotprod | kI8mm;
 constexpr Row kRows[] = {
-    {Op::kLinear, WeightKind::kInt8Channel, Layout::kK8, false, kNeeds, "linear_int8_channel_i8mm", {.linear = walk_mmla_int8_channel}},
-    {Op::kLinear, WeightKind::kInt8Group, Layout::kK8, false, kNeeds, "linear_int8_group_i8mm", {.linear = walk_mmla_group<false>}},
-    {Op::kLinear, WeightKind::kInt4Group, Layout::kK8, false, kNeeds, "linear_int4_group_i8mm", {.linear = walk_mmla_group<true>}},
-    {Op::kMeasureInt8, WeightKind::kF32, Layout::kK1, false, kNeeds, "measure_int8_i8mm", {.measure = measure_int8_mmla}},
+    {Op::kLinear,
+     WeightKind::kInt8Channel,
+     Layout::kK8,
+     false,
+     kNeeds,
+     "linear_int8_channel_i8mm",
+     {.linear = walk_mmla_int8_channel}},
+    {Op::kLinear,
+     WeightKind::kInt8Group,
+     Layout::kK8,
+     false,
+     kNeeds,
+     "linear_int8_group_i8mm",
+     {.linear = walk_mmla_group<false>}},
+    {Op::kLinear,
+     WeightKind::kInt4Group,
+     Layout::kK8,
+     false,
+     kNeeds,
+     "linear_int4_group_i8mm",
+     {.linear = walk_mmla_group<true>}},
+    {Op::kMeasureInt8,
+     WeightKind::kF32,
+     Layout::kK1,
+     false,
+     kNeeds,
+     "measure_int8_i8mm",
+     {.measure = measure_int8_mmla}},
 };
 }  // namespace
-RowTable i8mm_rows() { return {"i8mm", kRows, sizeof kRows / sizeof kRows[0]}; }
+RowTable i8mm_rows() {
+  return {"i8mm", kRows, sizeof kRows / sizeof kRows[0]};
+}
 }  // namespace neoserve

@@ -18,10 +18,12 @@ struct I32 {
 };
 
 // Applies an intrinsic to the four registers.
-#define NEOSERVE_MAP1(NAME, FUNCTION) \
-  static inline F32 NAME(F32 x) { return {{FUNCTION(x.v[0]), FUNCTION(x.v[1]), FUNCTION(x.v[2]), FUNCTION(x.v[3])}}; }
-#define NEOSERVE_MAP2(TYPE, NAME, FUNCTION)                                                                      \
-  static inline TYPE NAME(TYPE x, TYPE y) {                                                                      \
+#define NEOSERVE_MAP1(NAME, FUNCTION)                                                  \
+  static inline F32 NAME(F32 x) {                                                      \
+    return {{FUNCTION(x.v[0]), FUNCTION(x.v[1]), FUNCTION(x.v[2]), FUNCTION(x.v[3])}}; \
+  }
+#define NEOSERVE_MAP2(TYPE, NAME, FUNCTION)                                                                            \
+  static inline TYPE NAME(TYPE x, TYPE y) {                                                                            \
     return {{FUNCTION(x.v[0], y.v[0]), FUNCTION(x.v[1], y.v[1]), FUNCTION(x.v[2], y.v[2]), FUNCTION(x.v[3], y.v[3])}}; \
   }
 NEOSERVE_MAP1(neg, vnegq_f32)
@@ -42,8 +44,12 @@ static inline F32 set1(float x) {
   const float32x4_t v = vdupq_n_f32(x);
   return {{v, v, v, v}};
 }
-static inline F32 zero_f32() { return set1(0); }
-static inline F32 load(const float* p) { return {{vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}}; }
+static inline F32 zero_f32() {
+  return set1(0);
+}
+static inline F32 load(const float* p) {
+  return {{vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}};
+}
 static inline void store(float* p, F32 x) {
   for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, x.v[i]);
 }
@@ -56,12 +62,18 @@ static inline I32 set1_i32(int32_t x) {
   const int32x4_t v = vdupq_n_s32(x);
   return {{v, v, v, v}};
 }
-static inline I32 zero_i32() { return set1_i32(0); }
-static inline I32 load_i32(const int32_t* p) { return {{vld1q_s32(p), vld1q_s32(p + 4), vld1q_s32(p + 8), vld1q_s32(p + 12)}}; }
+static inline I32 zero_i32() {
+  return set1_i32(0);
+}
+static inline I32 load_i32(const int32_t* p) {
+  return {{vld1q_s32(p), vld1q_s32(p + 4), vld1q_s32(p + 8), vld1q_s32(p + 12)}};
+}
 static inline void store_i32(int32_t* p, I32 x) {
   for (int i = 0; i < 4; ++i) vst1q_s32(p + 4 * i, x.v[i]);
 }
-static inline F32 to_f32(I32 x) { return {{vcvtq_f32_s32(x.v[0]), vcvtq_f32_s32(x.v[1]), vcvtq_f32_s32(x.v[2]), vcvtq_f32_s32(x.v[3])}}; }
+static inline F32 to_f32(I32 x) {
+  return {{vcvtq_f32_s32(x.v[0]), vcvtq_f32_s32(x.v[1]), vcvtq_f32_s32(x.v[2]), vcvtq_f32_s32(x.v[3])}};
+}
 static inline I32 to_i32(F32 x) {  // nearest even
   return {{vcvtnq_s32_f32(x.v[0]), vcvtnq_s32_f32(x.v[1]), vcvtnq_s32_f32(x.v[2]), vcvtnq_s32_f32(x.v[3])}};
 }
@@ -83,7 +95,9 @@ static inline F32 keep_lanes(F32 x, F32 y, int first, int last) {
   return out;
 }
 
-static inline float largest_lane(F32 x) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(x.v[0], x.v[1]), vmaxq_f32(x.v[2], x.v[3]))); }
+static inline float largest_lane(F32 x) {
+  return vmaxvq_f32(vmaxq_f32(vmaxq_f32(x.v[0], x.v[1]), vmaxq_f32(x.v[2], x.v[3])));
+}
 
 // lane[i] += lane[i + 8], then 4, 2, 1: the fixed tree.
 static inline float sum_tree(F32 x) {
@@ -118,7 +132,8 @@ static inline void broadcast_bf16_pair(const uint16_t* p, F32& even, F32& odd) {
   uint32_t bits;
   std::memcpy(&bits, p, 4);
   const uint32x4_t pair = vdupq_n_u32(bits);
-  const float32x4_t low = vreinterpretq_f32_u32(vshlq_n_u32(pair, 16)), high = vreinterpretq_f32_u32(vandq_u32(pair, vdupq_n_u32(0xffff0000u)));
+  const float32x4_t low = vreinterpretq_f32_u32(vshlq_n_u32(pair, 16)),
+                    high = vreinterpretq_f32_u32(vandq_u32(pair, vdupq_n_u32(0xffff0000u)));
   even = {{low, low, low, low}};
   odd = {{high, high, high, high}};
 }
@@ -145,7 +160,9 @@ static inline void store_i8(int8_t* p, I32 x) {
 struct Int8Weights {
   int8x16_t v[4];
 };
-static inline Int8Weights load_int8(const int8_t* p) { return {{vld1q_s8(p), vld1q_s8(p + 16), vld1q_s8(p + 32), vld1q_s8(p + 48)}}; }
+static inline Int8Weights load_int8(const int8_t* p) {
+  return {{vld1q_s8(p), vld1q_s8(p + 16), vld1q_s8(p + 32), vld1q_s8(p + 48)}};
+}
 
 // Sixteen outputs x eight k of int4 (unsigned 0..15): low nibbles k..k+3, high nibbles k+4..k+7.
 struct Int4Weights {
@@ -167,6 +184,8 @@ static inline int8x16_t broadcast4(const int8_t* p) {
   return vreinterpretq_s8_s32(vdupq_n_s32(bits));
 }
 
-static inline I32 int8_start(int32_t) { return zero_i32(); }
+static inline I32 int8_start(int32_t) {
+  return zero_i32();
+}
 
 }  // namespace

@@ -16,6 +16,8 @@ static inline I32 dot4(I32 acc, const Int8Weights& w, const int8_t* x4) {
   return acc;
 }
 
-static inline I32 dot8(I32 acc, const Int4Weights& w, const int8_t* x8) { return dot4(dot4(acc, w.low, x8), w.high, x8 + 4); }
+static inline I32 dot8(I32 acc, const Int4Weights& w, const int8_t* x8) {
+  return dot4(dot4(acc, w.low, x8), w.high, x8 + 4);
+}
 
 }  // namespace

@@ -5,7 +5,9 @@
 
 namespace {
 
-static inline I32 int8_start(int32_t) { return zero_i32(); }
+static inline I32 int8_start(int32_t) {
+  return zero_i32();
+}
 static inline I32 dot4(I32 acc, const Int8Weights& w, const int8_t* x4) {
   const __m256i x = broadcast4(x4), ones = _mm256_set1_epi16(1);
   const __m256i pa = _mm256_maddubs_epi16(w.abs_a, _mm256_sign_epi8(x, w.a));

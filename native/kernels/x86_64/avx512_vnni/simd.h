@@ -17,32 +17,77 @@ struct I32 {
   __m512i v;
 };
 
-static inline F32 zero_f32() { return {_mm512_setzero_ps()}; }
-static inline F32 set1(float x) { return {_mm512_set1_ps(x)}; }
-static inline F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
-static inline void store(float* p, F32 x) { _mm512_storeu_ps(p, x.v); }
-static inline F32 fma(F32 x, F32 y, F32 z) { return {_mm512_fmadd_ps(x.v, y.v, z.v)}; }
-static inline F32 add(F32 x, F32 y) { return {_mm512_add_ps(x.v, y.v)}; }
-static inline F32 sub(F32 x, F32 y) { return {_mm512_sub_ps(x.v, y.v)}; }
-static inline F32 mul(F32 x, F32 y) { return {_mm512_mul_ps(x.v, y.v)}; }
-static inline F32 div(F32 x, F32 y) { return {_mm512_div_ps(x.v, y.v)}; }
-static inline F32 max(F32 x, F32 y) { return {_mm512_max_ps(x.v, y.v)}; }
-static inline F32 min(F32 x, F32 y) { return {_mm512_min_ps(x.v, y.v)}; }
-static inline F32 neg(F32 x) {
-  return {_mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(static_cast<int32_t>(0x80000000u))))};
+static inline F32 zero_f32() {
+  return {_mm512_setzero_ps()};
 }
-static inline F32 abs(F32 x) { return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(0x7fffffff)))}; }
+static inline F32 set1(float x) {
+  return {_mm512_set1_ps(x)};
+}
+static inline F32 load(const float* p) {
+  return {_mm512_loadu_ps(p)};
+}
+static inline void store(float* p, F32 x) {
+  _mm512_storeu_ps(p, x.v);
+}
+static inline F32 fma(F32 x, F32 y, F32 z) {
+  return {_mm512_fmadd_ps(x.v, y.v, z.v)};
+}
+static inline F32 add(F32 x, F32 y) {
+  return {_mm512_add_ps(x.v, y.v)};
+}
+static inline F32 sub(F32 x, F32 y) {
+  return {_mm512_sub_ps(x.v, y.v)};
+}
+static inline F32 mul(F32 x, F32 y) {
+  return {_mm512_mul_ps(x.v, y.v)};
+}
+static inline F32 div(F32 x, F32 y) {
+  return {_mm512_div_ps(x.v, y.v)};
+}
+static inline F32 max(F32 x, F32 y) {
+  return {_mm512_max_ps(x.v, y.v)};
+}
+static inline F32 min(F32 x, F32 y) {
+  return {_mm512_min_ps(x.v, y.v)};
+}
+static inline F32 neg(F32 x) {
+  return {_mm512_castsi512_ps(
+      _mm512_xor_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(static_cast<int32_t>(0x80000000u))))};
+}
+static inline F32 abs(F32 x) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(0x7fffffff)))};
+}
 
-static inline I32 zero_i32() { return {_mm512_setzero_si512()}; }
-static inline I32 set1_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }
-static inline I32 load_i32(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
-static inline void store_i32(int32_t* p, I32 x) { _mm512_storeu_si512(p, x.v); }
-static inline I32 add(I32 x, I32 y) { return {_mm512_add_epi32(x.v, y.v)}; }
-static inline I32 sub(I32 x, I32 y) { return {_mm512_sub_epi32(x.v, y.v)}; }
-static inline I32 mul(I32 x, I32 y) { return {_mm512_mullo_epi32(x.v, y.v)}; }
-static inline F32 to_f32(I32 x) { return {_mm512_cvtepi32_ps(x.v)}; }
-static inline I32 to_i32(F32 x) { return {_mm512_cvtps_epi32(x.v)}; }  // nearest even
-static inline F32 pow2(I32 n) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n.v, _mm512_set1_epi32(127)), 23))}; }
+static inline I32 zero_i32() {
+  return {_mm512_setzero_si512()};
+}
+static inline I32 set1_i32(int32_t x) {
+  return {_mm512_set1_epi32(x)};
+}
+static inline I32 load_i32(const int32_t* p) {
+  return {_mm512_loadu_si512(p)};
+}
+static inline void store_i32(int32_t* p, I32 x) {
+  _mm512_storeu_si512(p, x.v);
+}
+static inline I32 add(I32 x, I32 y) {
+  return {_mm512_add_epi32(x.v, y.v)};
+}
+static inline I32 sub(I32 x, I32 y) {
+  return {_mm512_sub_epi32(x.v, y.v)};
+}
+static inline I32 mul(I32 x, I32 y) {
+  return {_mm512_mullo_epi32(x.v, y.v)};
+}
+static inline F32 to_f32(I32 x) {
+  return {_mm512_cvtepi32_ps(x.v)};
+}
+static inline I32 to_i32(F32 x) {
+  return {_mm512_cvtps_epi32(x.v)};
+}  // nearest even
+static inline F32 pow2(I32 n) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n.v, _mm512_set1_epi32(127)), 23))};
+}
 
 // Lane i keeps x where first <= i < last, else takes y.
 static inline F32 keep_lanes(F32 x, F32 y, int first, int last) {
@@ -51,7 +96,9 @@ static inline F32 keep_lanes(F32 x, F32 y, int first, int last) {
   return {_mm512_mask_blend_ps(static_cast<__mmask16>(below_last & ~below_first), y.v, x.v)};
 }
 
-static inline __m256 upper(__m512 x) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1)); }
+static inline __m256 upper(__m512 x) {
+  return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1));
+}
 
 static inline float largest_lane(F32 x) {
   const __m256 m = _mm256_max_ps(_mm512_castps512_ps256(x.v), upper(x.v));
@@ -70,9 +117,15 @@ static inline float sum_tree(F32 x) {
   return _mm_cvtss_f32(h);
 }
 
-static inline __m256i load_words(const uint16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-static inline F32 load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(load_words(p))}; }
-static inline F32 load_bf16(const uint16_t* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_words(p)), 16))}; }
+static inline __m256i load_words(const uint16_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+static inline F32 load_f16(const uint16_t* p) {
+  return {_mm512_cvtph_ps(load_words(p))};
+}
+static inline F32 load_bf16(const uint16_t* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_words(p)), 16))};
+}
 
 // p: [16][2] bf16; even gets element 0 of each pair, odd element 1.
 static inline void load_bf16_pairs(const uint16_t* p, F32& even, F32& odd) {
@@ -93,7 +146,8 @@ static inline void broadcast_bf16_pair(const uint16_t* p, F32& even, F32& odd) {
 static inline void store_bf16(uint16_t* p, F32 x) {
   const __m512i bits = _mm512_castps_si512(x.v);
   const __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(lsb, _mm512_set1_epi32(0x7fff))), 16);
+  const __m512i rounded =
+      _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(lsb, _mm512_set1_epi32(0x7fff))), 16);
   const __m512i quiet = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
   const __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
   const __m512i chosen = _mm512_mask_blend_epi32(nan, rounded, quiet);
@@ -101,7 +155,9 @@ static inline void store_bf16(uint16_t* p, F32 x) {
 }
 
 // Values already within int8.
-static inline void store_i8(int8_t* p, I32 x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.v)); }
+static inline void store_i8(int8_t* p, I32 x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.v));
+}
 
 static inline __m512i broadcast4(const int8_t* p) {
   int32_t bits;
@@ -114,9 +170,15 @@ static inline __m512i broadcast4(const int8_t* p) {
 struct Int8Weights {
   __m512i raised;
 };
-static inline Int8Weights load_int8(const int8_t* p) { return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int32_t>(0x80808080u)))}; }
-static inline I32 int8_start(int32_t x_sum) { return set1_i32(-128 * x_sum); }
-static inline I32 dot4(I32 acc, const Int8Weights& w, const int8_t* x4) { return {_mm512_dpbusd_epi32(acc.v, w.raised, broadcast4(x4))}; }
+static inline Int8Weights load_int8(const int8_t* p) {
+  return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int32_t>(0x80808080u)))};
+}
+static inline I32 int8_start(int32_t x_sum) {
+  return set1_i32(-128 * x_sum);
+}
+static inline I32 dot4(I32 acc, const Int8Weights& w, const int8_t* x4) {
+  return {_mm512_dpbusd_epi32(acc.v, w.raised, broadcast4(x4))};
+}
 
 // Sixteen outputs x eight k of int4 (unsigned 0..15): low nibbles k..k+3, high nibbles k+4..k+7.
 struct Int4Weights {
