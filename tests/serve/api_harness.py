@@ -154,6 +154,8 @@ class Call:
         self._sent = False
         self._gone = asyncio.Event()
         self._news = asyncio.Event()
+        self._reads = asyncio.Event()
+        self._reads.set()
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -183,6 +185,7 @@ class Call:
         elif message.get("body"):
             self.writes.append(message["body"])
         self._news.set()
+        await self._reads.wait()
 
     @property
     def text(self) -> str:
@@ -194,6 +197,10 @@ class Call:
         while len(self.writes) < count:
             self._news.clear()
             await asyncio.wait_for(self._news.wait(), 5)
+
+    def stop_reading(self) -> None:
+        """Further writes of the server block."""
+        self._reads.clear()
 
     def hang_up(self) -> None:
         """The client closes its connection."""

@@ -146,6 +146,21 @@ async def test_draining_finishes_what_runs_and_refuses_what_is_new() -> None:
         assert one.text.endswith("data: [DONE]\n\n")
 
 
+async def test_a_client_that_does_not_read_does_not_hold_up_the_drain() -> None:
+    """B87."""
+    async with serving(seconds_per_step=0.002) as server:
+        one = call(server, stream=True)
+        await one.wait_for_writes(1)
+        one.stop_reading()
+        await server.idle(5.0)
+        started = asyncio.get_running_loop().time()
+        assert await server.state.drain(0.1) is False
+        assert asyncio.get_running_loop().time() - started < 2.0
+        one.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await one.task
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_outlasts_the_drain_ends_with_an_error(stream: bool) -> None:
     async with serving(seconds_per_step=0.02) as server:

@@ -35,11 +35,11 @@ class Stream:
 
     def _read(self) -> None:
         # A process that ends at once cuts its connections; what came until then is what counts.
-        with contextlib.suppress(httpx.RemoteProtocolError):
-            with httpx.stream("POST", f"{self._url}/v1/completions", json=self._body, timeout=30) as response:
-                for piece in response.iter_text():
-                    self.text += piece
-                    self.begun.set()
+        request = httpx.stream("POST", f"{self._url}/v1/completions", json=self._body, timeout=30)
+        with contextlib.suppress(httpx.RemoteProtocolError), request as response:
+            for piece in response.iter_text():
+                self.text += piece
+                self.begun.set()
 
     def end(self) -> str:
         """The whole text, once the server has ended it."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
+import typer
 
 from neoserve.cli import foreign_flags
+from neoserve.cli.main import app
 from neoserve.cli.repl import Conversation, Message
 from neoserve.cli.values import parse_counts, parse_size
 from neoserve.types.errors import ConfigurationError, ContextLengthError
@@ -71,6 +74,15 @@ def test_foreign_flags_are_answered_with_ours(arguments: list[str], ours: str) -
 def test_our_own_flags_are_never_foreign() -> None:
     assert foreign_flags.answer(["-t", "4"], own={"-t"}) is None
     assert foreign_flags.answer(["--no-such-flag"], own=set()) is None
+
+
+def test_what_is_recommended_exists() -> None:
+    """Every flag of ours that an answer names belongs to a command."""
+    command = typer.main.get_command(app)
+    ours = {flag for one in command.commands.values() for parameter in one.params for flag in parameter.opts}
+    named = {flag for row in foreign_flags.FLAGS.values() for flag in re.findall(r"--[a-z-]+", row.answer)}
+    assert named - ours == set()
+    assert len(named) > 10
 
 
 def converse(

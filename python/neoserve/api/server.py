@@ -28,7 +28,7 @@ from neoserve.api.limits import RequestLimits
 from neoserve.api.model import ServedModel
 from neoserve.api.state import ServerState
 from neoserve.engine.client import EngineClient
-from neoserve.types.errors import ConfigurationError
+from neoserve.types.errors import ConfigurationError, NeoServeError
 
 logger = logging.getLogger(__name__)
 
@@ -148,10 +148,13 @@ class _Server:
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait((serving, loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done() and not loading.done():
+                _exit_now(0)  # A load cannot be interrupted, and nothing is lost with it.
             if loading.done():
                 await self._serve(loading.result(), (serving, stopping))
-            elif stopping.done():
-                _exit_now(0)  # A load cannot be interrupted, and nothing is lost with it.
+            if serving.done():
+                serving.result()  # The HTTP server has ended by itself: tell why.
+                raise NeoServeError("the HTTP server has stopped without being asked to")
         finally:
             self._http.should_exit = True
             await asyncio.gather(serving, return_exceptions=True)
@@ -198,10 +201,14 @@ class _Server:
         host, port = self._listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{port}"
-        body = json.dumps({"model": loaded.model.name, "messages": [{"role": "user", "content": "Hello"}]})
+        request: dict[str, object] = {"messages": [{"role": "user", "content": "Hello"}]}
+        path = "/v1/chat/completions"
+        if loaded.model.chat_template is None:
+            request, path = {"prompt": "Once upon a time"}, "/v1/completions"
+        body = json.dumps({"model": loaded.model.name, **request})
         print(f"neoserve: {loaded.summary}")
         print(f"neoserve: ready on {url}; try")
-        command = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+        command = f"curl {url}{path} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
         print(command, flush=True)
 
     def _on_signal(self, number: signal.Signals) -> None:

@@ -18,6 +18,8 @@ Phase = Literal["loading", "ready", "draining"]
 # Tokenising and JSON work off the event loop; two, so that one huge prompt does not hold up the others.
 _WORKERS = 2
 _LOADING_RETRY_SECONDS = 2
+# How long the error events of a cut drain may take to be written.
+_FAREWELL_SECONDS = 1.0
 
 
 class Cancellable(Protocol):
@@ -85,13 +87,19 @@ class ServerState:
         Returns whether all of them ended by themselves.
         """
         self.phase = "draining"
+        if await self._idle_within(seconds):
+            return True
+        error = ApiError(503, "the server stopped before the answer's end", kind="server_error", code="aborted")
+        for generation in list(self._active):
+            generation.fail(error)
+        # A client that does not read holds its stream up; the server closes the connection without waiting for it.
+        await self._idle_within(_FAREWELL_SECONDS)
+        return False
+
+    async def _idle_within(self, seconds: float) -> bool:
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except asyncio.TimeoutError:
-            error = ApiError(503, "the server stopped before the answer's end", kind="server_error", code="aborted")
-            for generation in list(self._active):
-                generation.fail(error)
-            await self._idle.wait()
             return False
         return True
 
