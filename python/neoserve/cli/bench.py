@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from neoserve.cli import options as opt
+from neoserve.cli import progress
 
 if TYPE_CHECKING:
     from neoserve.bench.report import BenchReport
@@ -50,17 +50,13 @@ def bench(
             kernels=kernels,
         ),
         repetitions,
-        progress=_show_progress,
+        progress=progress.show,
     )
+    progress.show("")
     if as_json:
         print_json(report.json_object())
     else:
         _print(report)
-
-
-def _show_progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text} ...", end="", file=sys.stderr, flush=True)
 
 
 def _print(report: BenchReport) -> None:
@@ -68,8 +64,6 @@ def _print(report: BenchReport) -> None:
 
     from neoserve.cli.output import console, size
 
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     screen = console()
     formats = report.details.get("weight_formats")
     named = ", ".join(formats) if isinstance(formats, list) else "unknown"

@@ -72,10 +72,11 @@ def _load(
     """The model in an engine, with its text tools; runs beside the server that answers 503 meanwhile."""
     from neoserve.api.model import build_served_model
     from neoserve.api.server import Loaded
+    from neoserve.cli.progress import packing
     from neoserve.engine.client import AsyncEngine
     from neoserve.engine.load import load_engine
 
-    loaded = load_engine(model, options)
+    loaded = load_engine(model, options, pack_progress=packing())
     served = build_served_model(
         loaded.tokenizer_source,
         names=names or [loaded.served_name],
