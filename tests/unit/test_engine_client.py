@@ -186,6 +186,19 @@ async def test_the_next_turn_with_the_same_id_is_not_the_old_one():
         await idle(client)
 
 
+async def test_leaving_a_refused_stream_does_not_abort_the_request_that_has_its_id():
+    executor = FakeExecutor([5, 6, 7], seconds_per_step=0.05)
+    async with engine(executor) as client:
+        first = asyncio.create_task(collect(client, make_request("same")))
+        await until(lambda: client.stats().running == 1)
+        second = asyncio.create_task(collect(client, make_request("same")))
+        await asyncio.sleep(0)
+        second.cancel()
+        assert tokens(await first) == [5, 6, 7, 0]
+        assert client.core.aborts == []
+        assert isinstance((await asyncio.gather(second, return_exceptions=True))[0], asyncio.CancelledError)
+
+
 async def test_abort_by_id_ends_the_stream_with_abort():
     async with engine() as client:
         task = asyncio.create_task(collect(client, endless()))
@@ -239,6 +252,22 @@ async def test_bad_requests_are_told_at_once_while_a_step_is_long():
         assert time.monotonic() - started < 0.5
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_what_piles_up_during_a_long_step_is_bounded():
+    """B73: a burst of requests while the engine computes is refused at once beyond what it could ever queue."""
+    executor = FakeExecutor([5], seconds_per_step=0.5)
+    async with engine(executor, max_running_requests=2, max_queued_requests=3) as client:
+        first = asyncio.create_task(collect(client, make_request("first")))
+        await until(lambda: client.stats().running == 1)
+        burst = [asyncio.create_task(collect(client, make_request(f"r{number}"))) for number in range(50)]
+        started = time.monotonic()
+        await until(lambda: sum(task.done() for task in burst) >= 45)
+        assert time.monotonic() - started < 0.4
+        results = await asyncio.gather(first, *burst, return_exceptions=True)
+        refused = [result for result in results if isinstance(result, QueueFullError)]
+        assert len(refused) == 51 - sum(isinstance(result, list) for result in results) >= 45
+        assert all(tokens(result) == [5, 0] for result in results if isinstance(result, list))
 
 
 async def test_a_missing_seed_is_drawn():

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from neoserve.engine.core import EngineCore
 from neoserve.engine.stream import RequestStream, deliver
-from neoserve.types.errors import EngineDeadError, InvalidRequestError
+from neoserve.types.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from neoserve.types.request import EngineStats, FinishReason, GenerateRequest, TokenDelta
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,10 @@ class _Add:
 
 @dataclass(frozen=True, slots=True)
 class _Abort:
+    """``stream`` None: whatever has the id. Else only if the id still belongs to that stream."""
+
     request_id: str
+    stream: RequestStream | None = None
 
 
 class AsyncEngine:
@@ -81,6 +84,7 @@ class AsyncEngine:
         self._core = core
         self._changed = threading.Condition()
         self._commands: list[_Add | _Abort] = []
+        self._num_pending = 0
         self._streams: dict[str, RequestStream] = {}
         self._open: set[RequestStream] = set()
         self._thread: threading.Thread | None = None
@@ -100,8 +104,7 @@ class AsyncEngine:
     def stats(self) -> EngineStats:
         """See EngineClient. Requests whose admission is still queued count as waiting."""
         stats = self._core.stats()
-        with self._changed:
-            pending = sum(isinstance(command, _Add) for command in self._commands)
+        pending = self._num_pending
         return replace(stats, waiting=stats.waiting + pending) if pending else stats
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
@@ -121,7 +124,7 @@ class AsyncEngine:
         finally:
             self._open.discard(stream)
             if not stream.has_ended:
-                self._send(_Abort(request.request_id))
+                self._send(_Abort(request.request_id, stream))
 
     async def abort(self, request_id: str) -> None:
         """See EngineClient."""
@@ -155,12 +158,22 @@ class AsyncEngine:
 
     def _send(self, command: _Add | _Abort) -> None:
         with self._changed:
-            if not self._stopping:
-                self._commands.append(command)
-                self._changed.notify()
+            if self._stopping:
+                if isinstance(command, _Add):
+                    raise EngineDeadError(self._refusing or "the engine is stopped")
                 return
-        if isinstance(command, _Add):
-            raise EngineDeadError(self._refusing or "the engine is stopped")
+            if isinstance(command, _Add):
+                self._check_room()
+                self._num_pending += 1
+            self._commands.append(command)
+            self._changed.notify()
+
+    def _check_room(self) -> None:
+        """Bounds what piles up during one long step: more than this the engine would refuse after it anyway."""
+        options = self._core.options
+        room = options.max_queued_requests + options.max_running_requests
+        if self._num_pending >= room:
+            raise QueueFullError(f"{self._num_pending} requests arrived during one step; retry later")
 
     # What follows runs in the engine thread.
 
@@ -184,11 +197,14 @@ class AsyncEngine:
             if self._stopping:
                 return None
             commands, self._commands = self._commands, []
+            self._num_pending = 0
             return commands
 
     def _obey(self, command: _Add | _Abort) -> None:
         if isinstance(command, _Add):
             self._admit(command)
+            return
+        if command.stream is not None and self._streams.get(command.request_id) is not command.stream:
             return
         delta = self._core.abort(command.request_id)
         if delta is not None:
@@ -224,6 +240,7 @@ class AsyncEngine:
         with self._changed:
             self._stopping = True
             left, self._commands = self._commands, []
+            self._num_pending = 0
         died = self._core.dead_reason
         for command in left:
             if isinstance(command, _Add):
