@@ -111,7 +111,7 @@ def test_a_checkpoint_without_templates_has_none() -> None:
     subject = ChatTemplate.from_source(source, BYTES)
     assert subject is not None
     assert subject.origin == "chat_template.jinja"
-    with pytest.raises(InvalidRequestError, match="no chat template named 'default'.*/v1/completions") as caught:
+    with pytest.raises(InvalidRequestError, match=r"no chat template named 'default'.*/v1/completions") as caught:
         subject.render([USER])
     assert caught.value.code == "no_chat_template"
 

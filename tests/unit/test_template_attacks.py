@@ -44,7 +44,7 @@ def render(text: str, limits: RenderLimits = LIMITS) -> str:
     ],
 )
 def test_the_interpreter_is_out_of_reach(text: str) -> None:
-    with pytest.raises(InvalidRequestError, match="not allowed|failed on this chat"):
+    with pytest.raises(InvalidRequestError, match=r"not allowed|failed on this chat"):
         render(text)
 
 
@@ -141,7 +141,7 @@ def test_what_does_not_compile_is_reported_at_load_and_refused_with_the_reason(
 )
 def test_what_would_be_huge_is_stopped_before_it_is_made(text: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(InvalidRequestError, match="was stopped|failed on this chat") as caught:
+    with pytest.raises(InvalidRequestError, match=r"was stopped|failed on this chat") as caught:
         render(text)
     assert caught.value.code == "chat_template_error"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
@@ -150,7 +150,7 @@ def test_what_would_be_huge_is_stopped_before_it_is_made(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4,
         "{% for a in range(99999) if false %}{% else %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
         "{% macro m(n) %}{% for i in range(99) %}{{ m(n + 1) }}{% endfor %}{% endmacro %}{{ m(0) }}",
         "{% for a in [1] recursive %}{{ loop(range(99999)) }}{% endfor %}",
@@ -161,7 +161,7 @@ def test_what_would_be_huge_is_stopped_before_it_is_made(text: str) -> None:
     ],
 )
 def test_endless_work_is_stopped(text: str) -> None:
-    with pytest.raises(InvalidRequestError, match="was stopped|failed on this chat"):
+    with pytest.raises(InvalidRequestError, match=r"was stopped|failed on this chat"):
         render(text)
 
 
