@@ -43,7 +43,7 @@ MEASURE = (
     "tokens are cut into consecutive windows of 512; a last window that is not full is dropped. For a model whose "
     "file asks for BOS, a window is BOS and 511 tokens of the text instead. Every window is run alone, from position "
     "0. nll[w] is the sum over positions 1 to 511 of -log softmax(logits[i - 1])[token[i]], in nats (float32 logits, "
-    "log softmax in float64). perplexity = exp(sum(nll) / (511 * windows)). tokens_sha256 is of all tokens of the "
+    "log softmax in float64). perplexity = exp(sum(nll) / (511 * len(nll))), over the windows scored. tokens_sha256 is of all tokens of the "
     "text as little-endian uint32, BOS not included."
 )
 
@@ -107,31 +107,34 @@ def window_nll(model: Any, window: list[int]) -> float:
 
 
 def make_perplexity(name: str, path: Path, text_path: Path) -> None:
+    """Scores the windows that perplexity.json does not hold yet, and saves after each: it can be stopped any time."""
     raw = text_path.read_bytes()[:TEXT_BYTES]
     model, tokenizer, bos = gguf_oracle.load_model(path), gguf_oracle.load_tokenizer(path), gguf_oracle.adds_bos(path)
     tokens = tokenizer(raw.decode("utf-8"), add_special_tokens=False)["input_ids"]
     head = [] if bos is None else [bos]
     step = WINDOW - len(head)
     windows = [head + tokens[start : start + step] for start in range(0, len(tokens) - step + 1, step)]
-    nll, begin = [], time.time()
-    for index, window in enumerate(windows):
-        nll.append(window_nll(model, window))
-        mean = sum(nll) / (len(nll) * (WINDOW - 1))
-        print(f"{name} {index + 1}/{len(windows)} {math.exp(mean):.4f} {time.time() - begin:.0f} s", flush=True)
-    file = ROOT / "perplexity.json"
-    golden = json.loads(file.read_text()) if file.exists() else {"measure": MEASURE, "models": {}}
-    golden["text"] = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
-    golden["models"][name] = {
+    entry = {
         "file": path.name,
         "bos": bos,
         "tokens": len(tokens),
         "tokens_sha256": hashlib.sha256(np.asarray(tokens, "<u4").tobytes()).hexdigest(),
         "windows": len(windows),
         "window": WINDOW,
-        "perplexity": math.exp(sum(nll) / (len(nll) * (WINDOW - 1))),
-        "nll": [round(value, 4) for value in nll],
     }
-    write_json(file, golden)
+    file = ROOT / "perplexity.json"
+    golden = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"models": {}}
+    golden["measure"] = MEASURE
+    golden["text"] = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+    before = golden["models"].get(name, {})
+    nll = before.get("nll", []) if all(before.get(key) == value for key, value in entry.items()) else []
+    begin = time.time()
+    for index in range(len(nll), len(windows)):
+        nll.append(round(window_nll(model, windows[index]), 4))
+        perplexity = math.exp(sum(nll) / (len(nll) * (WINDOW - 1)))
+        golden["models"][name] = {**entry, "perplexity": perplexity, "nll": nll}
+        write_json(file, golden)
+        print(f"{name} {index + 1}/{len(windows)} {perplexity:.4f} {time.time() - begin:.0f} s", flush=True)
 
 
 def main(arguments: list[str]) -> None:
