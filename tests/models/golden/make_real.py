@@ -43,8 +43,8 @@ MEASURE = (
     "tokens are cut into consecutive windows of 512; a last window that is not full is dropped. For a model whose "
     "file asks for BOS, a window is BOS and 511 tokens of the text instead. Every window is run alone, from position "
     "0. nll[w] is the sum over positions 1 to 511 of -log softmax(logits[i - 1])[token[i]], in nats (float32 logits, "
-    "log softmax in float64). perplexity = exp(sum(nll) / (511 * len(nll))), over the windows scored. tokens_sha256 is of all tokens of the "
-    "text as little-endian uint32, BOS not included."
+    "log softmax in float64). perplexity = exp(sum(nll) / (511 * len(nll))), over the windows scored; windows counts "
+    "all of the text. tokens_sha256 is of all tokens of the text as little-endian uint32, BOS not included."
 )
 
 
