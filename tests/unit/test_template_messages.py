@@ -69,6 +69,8 @@ def test_developer_is_system_for_templates_that_do_not_know_it() -> None:
     assert render([{"role": "developer", "content": "d"}, USER]) == "(system|d)(user|q)"
     knows = "{% for m in messages %}{{ 'D' if m['role'] == 'developer' else m.role }}:{{ m.content }};{% endfor %}"
     assert render([{"role": "developer", "content": "d"}, USER], knows) == "D:d;user:q;"
+    by_table = "{% set names = {'developer': 'D', 'user': 'U'} %}{% for m in messages %}{{ names[m.role] }}{% endfor %}"
+    assert render([{"role": "developer", "content": "d"}, USER], by_table) == "DU"
 
 
 def test_several_instructions_are_joined_at_the_front() -> None:

@@ -118,6 +118,8 @@ def test_tokens_that_only_the_configuration_lists_are_added(tmp_path: Path) -> N
         ({"bos_token": "<nope>"}, "bos_token of the tokenizer_config.json is '<nope>'"),
         ({"bos_token": "<s>", "add_bos_token": "yes"}, "add_bos_token .* is 'yes'"),
         ({"added_tokens_decoder": [1]}, "added_tokens_decoder"),
+        ({"added_tokens_decoder": {"x": {"content": "<y>"}}}, r"added_tokens_decoder\['x'\]"),
+        ({"added_tokens_decoder": {"264": "<y>"}}, r"added_tokens_decoder\['264'\]"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_refused(config: dict[str, object], message: str, tmp_path: Path) -> None:

@@ -105,6 +105,11 @@ class _Builder:
         tokens = [t if " " not in t or t.replace(" ", _SPACE) in raw else t.replace(" ", _SPACE) for t in self._tokens]
         prefix = self._flag("add_space_prefix", default=True)
         unknown = self._token_id("unknown_token_id")
+        if unknown is None and not {f"<0x{byte:02X}>" for byte in range(256)} <= raw:
+            raise CheckpointError(
+                "tokenizer.ggml.tokens lacks some of the pieces <0x00> to <0xFF> and unknown_token_id is missing; "
+                "characters outside the vocabulary would be lost: convert the model again"
+            )
         model = _bpe(
             self._vocab(tokens),
             self._scored_merges(tokens),
@@ -142,7 +147,7 @@ class _Builder:
         Two splits of one piece tie in SentencePiece, which then takes the leftmost pair in the text; runs of equal
         characters hold their longer pieces at the left, so the longer left half comes first here. Only normal
         pieces take part: SentencePiece never builds control or byte pieces from text, and it matches
-        user-defined ones before merging.
+        user-defined ones before merging. Equal scores rank by id, as in vocabularies that give all pieces one score.
         """
         scores = self._array("scores", (int, float))
         if len(scores) != len(tokens):

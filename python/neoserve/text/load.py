@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -83,16 +84,28 @@ def _add_configured_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, o
     if not isinstance(listed, Mapping):
         raise CheckpointError(f"added_tokens_decoder of the tokenizer_config.json beside {path} must be an object")
     known = backend.get_added_tokens_decoder()
-    for key, fields in sorted(listed.items(), key=lambda item: int(item[0])):
-        if int(key) in known:
+    for token_id, token in sorted(_configured_tokens(listed, path).items()):
+        if token_id in known:
             continue
-        token = tokenizers.AddedToken(**{name: value for name, value in fields.items() if name != "__type"})
-        (backend.add_special_tokens if token.special else backend.add_tokens)([token])
-        if backend.token_to_id(token.content) != int(key):
+        backend.add_tokens([token])
+        if backend.token_to_id(token.content) != token_id:
             raise CheckpointError(
-                f"added_tokens_decoder gives {token.content!r} the id {key}, but {path} leads to "
+                f"added_tokens_decoder gives {token.content!r} the id {token_id}, but {path} leads to "
                 f"{backend.token_to_id(token.content)}; the two files belong to different models"
             )
+
+
+def _configured_tokens(listed: Mapping[str, Any], path: str) -> dict[int, tokenizers.AddedToken]:
+    tokens = {}
+    for key, fields in listed.items():
+        try:
+            kept = {name: value for name, value in fields.items() if name != "__type"}
+            tokens[int(key)] = tokenizers.AddedToken(**kept)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"added_tokens_decoder[{key!r}] of the tokenizer_config.json beside {path} is not a token: {error}"
+            ) from error
+    return tokens
 
 
 def _named_token(backend: tokenizers.Tokenizer, source: TokenizerSource, name: str, path: str) -> int | None:

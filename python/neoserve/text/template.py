@@ -228,10 +228,12 @@ class _Compiled:
         self._limits = limits
         self._fixed = fixed
         self._roles: frozenset[str] = frozenset()
+        self._knows_developer = False
         try:
             with spending(limits, None):
                 self._template, tree = environment.compile_template(text)
             self._roles = frozenset(_roles(tree))
+            self._knows_developer = any(node.value == "developer" for node in tree.find_all(nodes.Const))
         except jinja2.TemplateSyntaxError as error:
             self.fault = f"the chat template {name!r} is not valid: {error.message} (line {error.lineno})"
         except Exception as error:  # a hostile template can break the compiler in any way
@@ -245,7 +247,7 @@ class _Compiled:
         takes_parts = self._prints(_PROBE, [parts]) and not self._prints("'type'", [parts])
         return TemplateHabits(
             roles=self._roles,
-            developer="developer" in self._roles,
+            developer=self._knows_developer,
             strings=self._prints(_PROBE, [user]) or not takes_parts,
             parts=takes_parts,
             argument_objects=self._calls({"probe": "value"}) or not self._calls('{"probe": "value"}'),

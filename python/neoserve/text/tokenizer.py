@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -15,6 +16,10 @@ from neoserve.text.special_text import SpecialText
 from neoserve.text.token_bytes import TokenBytes
 from neoserve.text.vocabulary import VocabularyInfo
 from neoserve.types.errors import ContextLengthError, InvalidRequestError
+
+# One text at a time gains nothing from the library's thread pool, whose threads would compete with the engine's and
+# not have the priority of the calling thread.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Unicode normalisation can shorten text (three conjoining Hangul letters become one), at most to a third.
 _NORMALISATION_SHRINKS = 3

@@ -52,6 +52,9 @@ class VocabularyInfo:
 
 def end_ids(declared: Iterable[int | None], control: Iterable[tuple[int, str]]) -> tuple[int, ...]:
     """The declared EOS ids (None: absent) followed by every control token (id, text) that ends a turn."""
+    found = {text: token_id for token_id, text in control if text in END_TOKENS}
+    if "<|return|>" in found:
+        found.pop("<|end|>", None)  # gpt-oss ends each of an answer's messages with it, and the answer with <|return|>
     ids = [token_id for token_id in declared if token_id is not None]
-    ids += sorted(token_id for token_id, text in control if text in END_TOKENS)
+    ids += sorted(found.values())
     return tuple(dict.fromkeys(ids))
