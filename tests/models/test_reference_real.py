@@ -1,4 +1,4 @@
-"""Published models: the native executor against the contract in numpy, bit for bit, on the weights as they are stored."""
+"""Published models: the native executor against the contract in numpy, bit for bit, on the weights as stored."""
 
 from __future__ import annotations
 

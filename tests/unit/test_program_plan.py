@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neoserve.models.registry import build_program
 from neoserve.program.ir import LOGITS, Buffer, Instruction, Program, ProgramError, View
+from neoserve.program.phases import phases
 from neoserve.program.plan import (
     ALIGNMENT,
     Allocation,
@@ -55,7 +58,7 @@ def programs(draw: st.DrawFn) -> Program:
     return Program("random", tuple(instructions), buffers, vocab_size=1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(programs(), st.integers(1, 70), st.integers(1, 9))
 def test_live_buffers_never_overlap(program: Program, tokens: int, rows: int) -> None:
     plan = plan_memory(program, tokens, rows)
@@ -66,7 +69,7 @@ def test_live_buffers_never_overlap(program: Program, tokens: int, rows: int) ->
         assert item.offset + item.nbytes <= plan.arena_bytes
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(programs())
 def test_the_arena_is_no_larger_than_all_buffers_and_no_smaller_than_the_peak(program: Program) -> None:
     plan = plan_memory(program, 16, 16)
@@ -92,6 +95,27 @@ def test_models_in_every_format(fmt: object) -> None:
     deeper = llama_config(num_layers=12)
     twice = build_program(deeper, catalog_of(fake_tensors(decoder_shapes(deeper), fmt)))  # type: ignore[arg-type]
     assert plan_memory(twice, 64, 8).arena_bytes == plan.arena_bytes, "layers must share their activations' memory"
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+def test_buffers_of_one_phase_are_apart(fmt: object, architecture: str) -> None:
+    """Inside a phase threads are at different instructions: a buffer that one has finished is still read by another."""
+    changes = {"architecture": "gemma3", "qk_norm": True, "post_norms": True, "activation": "gelu_tanh"}
+    config = llama_config(**(changes if architecture == "gemma3" else {}))
+    program = build_program(config, catalog_of(fake_tensors(decoder_shapes(config), fmt)))  # type: ignore[arg-type]
+    plan, found = plan_memory(program, 320, 8), phases(program)
+    assert [index for first, end in found for index in range(first, end)] == list(range(len(program.instructions)))
+    assert len(found) < len(program.instructions)
+    for first, end in found:
+        touched = {
+            operand.buffer
+            for item in program.instructions[first:end]
+            for operand in (item.output, *item.inputs)
+            if isinstance(operand, View)
+        }
+        spans = sorted((plan.allocations[name].offset, plan.allocations[name].nbytes) for name in touched)
+        assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
 
 
 def test_the_logits_outlive_the_program() -> None:

@@ -63,6 +63,8 @@ def damaged(fmt: WeightFormat, change: Callable[[TensorRows], TensorRows]) -> No
         (INT4_ZERO, lambda r: replace(r, zeros=r.zeros[:, :1]), r"zeros is uint8 \(32, 1\)"),
         (INT8_G32, lambda r: replace(r, scales=np.full_like(r.scales, np.nan)), "scales holds NaN or infinity"),
         (INT4_MINIMUM, lambda r: replace(r, minimums=np.full_like(r.minimums, np.inf)), "minimums holds NaN"),
+        (INT8_G32, lambda r: replace(r, minimums=r.scales), "minimums are given, but format int8_g32_f16 has none"),
+        (F32, lambda r: replace(r, scales=np.ones(32, np.float32)), "scales are given, but format f32 has none"),
     ],
 )
 def test_rows_that_do_not_fit_their_format(

@@ -110,19 +110,21 @@ def _check_rows(where: str, rows: TensorRows, fmt: WeightFormat, n: int, k: int)
     """Arrays must fit the format exactly: native packing trusts their shapes."""
     if rows.format != fmt:
         raise CheckpointError(f"{where}: read as {rows.format}, asked for {fmt}")
-    _check_array(where, "values", rows.values, (n, k), (_VALUE_TYPES[fmt.kind],))
-    if fmt.kind in ("f32", "bf16"):
-        return
-    grouped = fmt.kind != "int8_channel"
-    shape = (n, k // fmt.group) if grouped else (n,)
-    scale_type = (np.dtype(np.float16 if fmt.scale_type == "f16" else np.float32),)
-    _check_array(where, "scales", rows.scales, shape, scale_type)
-    _check_finite(where, "scales", rows.scales)
-    if fmt.offset == "minimum":
-        _check_array(where, "minimums", rows.minimums, shape, scale_type)
-        _check_finite(where, "minimums", rows.minimums)
-    if fmt.offset == "zero":
-        _check_array(where, "zeros", rows.zeros, shape, (np.dtype(np.uint8),))
+    _check_array(where, "values", rows.values, (n, k), _VALUE_TYPES[fmt.kind])
+    shape = (n, k // fmt.group) if fmt.group else (n,)
+    scale_type = np.dtype(np.float16 if fmt.scale_type == "f16" else np.float32)
+    expected = {
+        "scales": scale_type if fmt.kind not in ("f32", "bf16") else None,
+        "minimums": scale_type if fmt.offset == "minimum" else None,
+        "zeros": np.dtype(np.uint8) if fmt.offset == "zero" else None,
+    }
+    for what, dtype in expected.items():
+        array = getattr(rows, what)
+        if dtype is not None:
+            _check_array(where, what, array, shape, dtype)
+            _check_finite(where, what, array)
+        elif array is not None:
+            raise CheckpointError(f"{where}: {what} are given, but format {fmt} has none")
 
 
 def _check_array(
@@ -130,11 +132,11 @@ def _check_array(
     what: str,
     array: npt.NDArray[np.generic] | None,
     shape: tuple[int, ...],
-    dtypes: tuple[np.dtype[np.generic], ...],
+    dtype: np.dtype[np.generic],
 ) -> None:
-    if array is None or array.shape != shape or array.dtype not in dtypes:
+    if array is None or array.shape != shape or array.dtype != dtype:
         found = "nothing" if array is None else f"{array.dtype} {array.shape}"
-        raise CheckpointError(f"{where}: {what} is {found}, expected {dtypes[0]} {shape}")
+        raise CheckpointError(f"{where}: {what} is {found}, expected {dtype} {shape}")
 
 
 def _check_finite(where: str, what: str, array: npt.NDArray[np.generic] | None) -> None:
