@@ -77,6 +77,11 @@ def test_every_openai_completion_field_has_a_rule() -> None:
         ("web_search_options", {}),
         ("guided_json", {"type": "object"}),
         ("use_beam_search", True),
+        ("chat_template", "{{ messages }}"),
+        ("prompt_logprobs", 5),
+        ("include_stop_str_in_output", True),
+        ("n_predict", 5),
+        ("repeat_penalty", 1.1),
     ],
 )
 def test_unsupported_chat_fields_are_refused_by_name(field: str, value: object) -> None:
