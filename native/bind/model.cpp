@@ -52,6 +52,12 @@ void put_rows(PackedWeight& weight, int32_t row_begin, const HostArray& values, 
   CanonicalRows packed{
       row_begin, static_cast<int32_t>(rows), checked(values, rows * k, bytes, "values"), nullptr, nullptr, nullptr};
   const size_t scale = format.scale_type == ScaleType::kF16 ? 2 : 4, groups = static_cast<size_t>(weight.groups());
+  const auto unused = [](const std::optional<HostArray>& array, const char* name, bool used) {
+    if (array && !used) throw std::invalid_argument(std::string(name) + " are given, but the weight's format has none");
+  };
+  unused(scales, "scales", groups > 0 || format.kind == WeightKind::kInt8Channel);
+  unused(minimums, "minimums", format.offset == Offset::kMinimum);
+  unused(zeros, "zeros", format.offset == Offset::kZero);
   if (format.kind == WeightKind::kInt8Channel) packed.scales = checked(scales, rows, 4, "scales");
   if (groups > 0) {
     packed.scales = checked(scales, rows * groups, scale, "scales");
@@ -61,6 +67,12 @@ void put_rows(PackedWeight& weight, int32_t row_begin, const HostArray& values, 
   }
   nb::gil_scoped_release release;
   weight.put(packed);
+}
+
+void check_limit(const char* name, int32_t value, int32_t most) {
+  if (value >= 1 && value <= most) return;
+  throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) + "; it must be in [1, " +
+                              std::to_string(most) + "]");
 }
 
 // The bound model with what Python builds it from.
@@ -232,13 +244,19 @@ void bind_model(nb::module_& m) {
           [](Session* self, int threads, size_t arena_bytes, int32_t max_tokens, int32_t max_sequences,
              int32_t max_rows, int32_t max_pages_per_sequence, int32_t page_size, const std::string& kv_dtype,
              const std::string& force, std::vector<int> cpus) {
-            if (threads < 1 || threads > 1024) throw std::invalid_argument("threads must be in [1, 1024]");
-            if (page_size < 16 || page_size % 16 != 0)
-              throw std::invalid_argument("page_size must be a multiple of 16");
-            if (kv_dtype != "f32" && kv_dtype != "bf16") throw std::invalid_argument("kv_dtype must be f32 or bf16");
-            if (max_tokens < 1 || max_sequences < 1 || max_rows < 1 || max_pages_per_sequence < 1) {
-              throw std::invalid_argument("limits must be positive");
+            if (kv_dtype != "f32" && kv_dtype != "bf16") {
+              throw std::invalid_argument("kv_dtype is \"" + kv_dtype + "\"; it must be f32 or bf16");
             }
+            check_limit("threads", threads, 1024);
+            check_limit("max_tokens", max_tokens, INT32_MAX);
+            check_limit("max_sequences", max_sequences, INT32_MAX - 1);
+            check_limit("max_rows", max_rows, INT32_MAX);
+            check_limit("page_size", page_size, 1 << 16);
+            if (page_size % 16 != 0) {
+              throw std::invalid_argument("page_size is " + std::to_string(page_size) +
+                                          "; it must be a multiple of 16");
+            }
+            check_limit("max_pages_per_sequence", max_pages_per_sequence, INT32_MAX / page_size);
             const ModelLimits limits{max_tokens, max_sequences,     max_rows, max_pages_per_sequence,
                                      page_size,  kv_dtype == "bf16"};
             new (self) Session(threads, arena_bytes, limits, force, std::move(cpus));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <stdexcept>
 
 #include "exec/trigonometry.h"
@@ -12,14 +13,18 @@ namespace {
 // Query rows that one attention work unit holds: enough to reuse a K tile, few enough to balance threads.
 constexpr int32_t kSpanTokens = 16;
 
-[[noreturn]] void reject(const std::string& what) {
-  throw std::invalid_argument("step refused: " + what);
+bool divided(const Instruction& i) {
+  return i.code == OpCode::kLinear || i.code == OpCode::kAttention;
 }
 
-void within(const char* name, int32_t value, int32_t low, int32_t high) {
-  if (value >= low && value <= high) return;
-  reject(std::string(name) + " is " + std::to_string(value) + "; it must be in [" + std::to_string(low) + ", " +
-         std::to_string(high) + "]");
+Symbol rows_of(const Instruction& i) {
+  return i.code == OpCode::kKvWrite ? Symbol::kTokens : i.out.symbol;
+}
+
+// Both divide by the same rows (neoserve/program/phases.py); gather_rows reads rows of other threads.
+bool can_join(const Instruction& before, const Instruction& instruction) {
+  return !divided(before) && !divided(instruction) && instruction.code != OpCode::kGatherRows &&
+         rows_of(before) == rows_of(instruction);
 }
 
 }  // namespace
@@ -36,6 +41,13 @@ Model::Model(int threads, std::vector<int> cpus, size_t arena_bytes, ModelLimits
 }
 
 size_t Model::add_group(int32_t layers, int32_t kv_heads, int32_t head_dim, int32_t num_pages) {
+  if (layers < 1 || kv_heads < 1 || head_dim < 16 || head_dim % 16 != 0 || num_pages < 1) {
+    throw std::invalid_argument("KV group of " + std::to_string(layers) + " layers, " + std::to_string(kv_heads) +
+                                " heads of " + std::to_string(head_dim) + ", " + std::to_string(num_pages) +
+                                " pages: all must be positive, and head_dim a multiple of 16");
+  }
+  const double total = 8.0 * kv_heads * head_dim * limits_.page_size * layers * num_pages;
+  if (total > 0x1p62) throw std::bad_alloc();  // the sizes below cannot overflow
   KvGroup group{};
   group.layers = layers, group.kv_heads = kv_heads, group.head_dim = head_dim, group.num_pages = num_pages;
   const size_t element = limits_.kv_bf16 ? 2 : 4;
@@ -57,12 +69,18 @@ int32_t Model::add_vector(std::vector<float> values) {
 }
 
 void Model::add(Instruction instruction) {
+  if (instruction.joins && (instructions_.empty() || !can_join(instructions_.back(), instruction))) {
+    throw std::invalid_argument("instruction " + instruction.label + ": cannot join the phase of the one before");
+  }
   if (instruction.code == OpCode::kAttention) {
     const auto heads = static_cast<size_t>(instruction.heads / instruction.kv_heads);
     const size_t floats = attention_scratch_floats(kSpanTokens * heads, static_cast<size_t>(instruction.head_dim));
     for (std::vector<float>& scratch : scratch_) scratch.resize(std::max(scratch.size(), floats));
   }
-  if (instruction.code == OpCode::kEmbed) embedding_rows_ = instruction.weight->n();
+  if (instruction.code == OpCode::kEmbed) {
+    const int32_t rows = instruction.weight->n();
+    embedding_rows_ = embedding_rows_ == 0 ? rows : std::min(embedding_rows_, rows);
+  }
   instructions_.push_back(std::move(instruction));
   phases_.clear();
 }
@@ -80,33 +98,6 @@ void Model::set_profiling(bool on) {
   profiling_ = on;
   for (Instruction& instruction : instructions_) instruction.seconds = 0;
   phases_.clear();  // profiling gives every instruction a phase of its own
-}
-
-void Model::check(int32_t tokens, int32_t sequences, int32_t rows) const {
-  within("num_tokens", tokens, 1, limits_.max_tokens);
-  within("num_sequences", sequences, 1, limits_.max_sequences);
-  within("num_logit_rows", rows, 0, limits_.max_rows);
-  for (int32_t t = 0; t < tokens && embedding_rows_ > 0; ++t) {
-    within("token_ids", arrays_.token_ids[static_cast<size_t>(t)], 0, embedding_rows_ - 1);
-  }
-  for (int32_t r = 0; r < rows; ++r) within("logit_rows", arrays_.logit_rows[static_cast<size_t>(r)], 0, tokens - 1);
-  if (arrays_.query_start[0] != 0 || arrays_.query_start[static_cast<size_t>(sequences)] != tokens) {
-    reject("query_start must run from 0 to num_tokens");
-  }
-  for (size_t s = 0; s < static_cast<size_t>(sequences); ++s) {
-    const int32_t first = arrays_.query_start[s], end = arrays_.query_start[s + 1], length = arrays_.context_len[s];
-    within("query_start", end, first + 1, tokens);
-    within("context_len", length, end - first, limits_.max_pages_per_sequence * limits_.page_size);
-    for (int32_t t = first; t < end; ++t) {
-      const int32_t position = length - (end - t);
-      within("positions", arrays_.positions[static_cast<size_t>(t)], position, position);
-    }
-    const int32_t pages = (length + limits_.page_size - 1) / limits_.page_size;
-    for (const KvGroup& group : groups_) {
-      const int32_t* table = group.block_tables.data() + s * static_cast<size_t>(limits_.max_pages_per_sequence);
-      for (int32_t p = 0; p < pages; ++p) within("block_tables", table[p], 0, group.num_pages - 1);
-    }
-  }
 }
 
 void Model::plan_spans() {

@@ -109,6 +109,7 @@ class Model {
   StepArrays& arrays() { return arrays_; }
   std::vector<KvGroup>& groups() { return groups_; }
   const std::vector<float>& vector(int32_t id) const { return vectors_[static_cast<size_t>(id)]; }
+  size_t vectors() const { return vectors_.size(); }
   const std::vector<Instruction>& instructions() const { return instructions_; }
   ThreadPool& pool() { return pool_; }
   Memory& arena() { return arena_; }

@@ -47,13 +47,15 @@ size_t value_bytes(const WeightFormat& format, size_t count) {
 
 PackedWeight::PackedWeight(WeightFormat format, int32_t n, int32_t k, const Row* row)
     : format_(format), row_(row), n_(n), k_(k), k_run_(run_length(row->layout)) {
-  if (n < 1 || k < 1) throw std::invalid_argument("weight shape must be positive");
+  const std::string shape = "weight [" + std::to_string(n) + ", " + std::to_string(k) + "]";
+  if (n < 1 || k < 1) throw std::invalid_argument(shape + ": both sizes must be positive");
   const int32_t multiple = format.kind == WeightKind::kInt4Group ? 2 * k_run_ : k_run_;
   padded_k_ = static_cast<int32_t>(round_up(static_cast<size_t>(k), static_cast<size_t>(multiple)));
   groups_ = 0;
   if (grouped(format)) {
     if (format.group < 16 || format.group % 16 != 0 || k % format.group != 0) {
-      throw std::invalid_argument("K must be a multiple of the group, and the group of 16");
+      throw std::invalid_argument(shape + " in groups of " + std::to_string(format.group) +
+                                  ": K must be a multiple of the group, and the group of 16");
     }
     groups_ = k / format.group;
   }
