@@ -12,7 +12,7 @@ constexpr float kExpLow = -87.33654f, kExpHigh = 88.0f;
 constexpr float kLog2E = 1.44269504f;
 // ln 2 in two parts: the first has trailing zero bits, so that n * kLn2High is exact for |n| < 2^10 (Cody and Waite).
 constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
-// exp(r) on [-ln2/2, ln2/2]: Taylor coefficients 1/6!, 1/5!, ... (error about one unit in the last place).
+// exp(r) on [-ln2/2, ln2/2]: Taylor coefficients 1/6!, 1/5!, ... (error below three units in the last place).
 constexpr float kExp6 = 1.0f / 720, kExp5 = 1.0f / 120, kExp4 = 1.0f / 24, kExp3 = 1.0f / 6, kExp2 = 0.5f;
 constexpr float kRoundMagic = 12582912.0f;  // 1.5 * 2^23: adding and subtracting it rounds to nearest even
 
