@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 # Characters that Unicode sets aside for internal use: they mark places in text and never belong to it.
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 _PROBE = "neoserve probe"
-_PROBE_LIMITS = RenderLimits(operations=20_000, characters=1_000_000, total_characters=4_000_000, seconds=0.25)
+_PROBE_LIMITS = RenderLimits(operations=20_000, characters=1_000_000, total_characters=4_000_000, seconds=1.0)
 _RESERVED = frozenset(
     {
         "messages",
@@ -242,16 +242,16 @@ class _Compiled:
     @cached_property
     def habits(self) -> TemplateHabits:
         """What the template takes, found by rendering small chats."""
+        known = TemplateHabits(roles=self._roles, developer=self._knows_developer)
         user = {"role": "user", "content": _PROBE}
         parts = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
-        takes_parts = self._prints(_PROBE, [parts]) and not self._prints("'type'", [parts])
-        return TemplateHabits(
-            roles=self._roles,
-            developer=self._knows_developer,
-            strings=self._prints(_PROBE, [user]) or not takes_parts,
-            parts=takes_parts,
-            argument_objects=self._calls({"probe": "value"}) or not self._calls('{"probe": "value"}'),
-        )
+        try:
+            takes_parts = self._prints(_PROBE, [parts]) and not self._prints("'type'", [parts])
+            takes_strings = self._prints(_PROBE, [user]) or not takes_parts
+            takes_objects = self._calls({"probe": "value"}) or not self._calls('{"probe": "value"}')
+        except BudgetError:  # a hostile template; whatever is rendered with it will say so
+            return known
+        return replace(known, strings=takes_strings, parts=takes_parts, argument_objects=takes_objects)
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The rendering; every failure is an InvalidRequestError."""
@@ -283,6 +283,8 @@ class _Compiled:
         try:
             variables = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": False}
             return self.fault is None and text in self._rendered({**self._fixed, **variables}, _PROBE_LIMITS)
+        except BudgetError:
+            raise
         except Exception:  # what the template cannot render is what the probe is for
             return False
 

@@ -1,6 +1,6 @@
 """Writes tokenizer_ids.json: token ids of awkward strings by other tokenizers than ours.
 
-Run with transformers, gguf, protobuf-free sentencepiece and the three model files:
+Run with transformers, gguf and sentencepiece installed, on a folder with the three model files:
     python tests/unit/golden/make_tokenizer_ids.py FOLDER
 
 Qwen2 and SmolLM2 are tokenised by transformers' own classes around the file's vocabulary and merges (SmolLM2 with
