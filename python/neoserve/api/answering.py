@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from fastapi import Request, Response
-from fastapi.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from neoserve.api.body import parse_body, read_body, shown
 from neoserve.api.disconnect import unless_disconnected

@@ -1,26 +1,41 @@
-"""The ASGI application: routes, error objects and request ids around one ServerState."""
+"""The ASGI application: routes, error objects and request ids around one ServerState.
+
+Starlette alone, without FastAPI on top: bodies are parsed by our own rules (body.py), so FastAPI would add nothing but
+half a second to every start.
+"""
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
 
-from neoserve.api import chat, completions, errors, status
+from neoserve.api import chat, completions, status
 from neoserve.api.disconnect import ClientDisconnectedError
+from neoserve.api.errors import answer_error, answer_routing_error
 from neoserve.api.middleware import RequestId
 from neoserve.api.state import ServerState
+from neoserve.types.errors import NeoServeError
 
 _CLIENT_CLOSED_REQUEST = 499
 
 
-def create_app(state: ServerState) -> FastAPI:
+def create_app(state: ServerState) -> ASGIApp:
     """The application for ``state``; it answers 503 until ``state.attach`` was called."""
-    app = FastAPI(title="NeoServe", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.add_middleware(RequestId)
-    errors.install(app)
-    app.add_exception_handler(ClientDisconnectedError, _nobody_listens)
-    for routes in (chat, completions, status):
-        routes.register(app, state)
-    return app
+    app = Starlette(
+        routes=[*chat.routes(state), *completions.routes(state), *status.routes(state)],
+        exception_handlers={
+            ClientDisconnectedError: _nobody_listens,
+            NeoServeError: answer_error,
+            HTTPException: answer_routing_error,
+            Exception: answer_error,
+        },
+    )
+    app.router.redirect_slashes = False
+    # Outermost, so that the answers to unforeseen faults carry an id, too.
+    return RequestId(app)
 
 
 async def _nobody_listens(_: Request, __: Exception) -> Response:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from typing import NoReturn, TypeVar
 
-from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
 
 from neoserve.api.errors import ApiError
 from neoserve.api.fields import Refusal, refuse_unsupported

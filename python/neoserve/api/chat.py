@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import uuid
 
-from fastapi import FastAPI, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from neoserve.api.answering import answer, in_worker, read_request
 from neoserve.api.fields import CHAT_REFUSED
@@ -17,8 +19,8 @@ from neoserve.api.state import ServerState
 from neoserve.api.usage import Usage
 
 
-def register(app: FastAPI, state: ServerState) -> None:
-    """Adds the route to ``app``."""
+def routes(state: ServerState) -> list[Route]:
+    """The route, for the requests of ``state``."""
 
     async def chat_completions(request: Request) -> Response:
         """One chat turn; ``n`` choices are ``n`` engine requests with seeds ``seed``, ``seed`` + 1, ..."""
@@ -36,4 +38,4 @@ def register(app: FastAPI, state: ServerState) -> None:
         renderer = ChatRenderer(envelope, len(choices), body.logprobs, model.tokenizer.token_bytes)
         return await answer(request, body, generation, renderer, Usage([prompt], body.n))
 
-    app.add_api_route("/v1/chat/completions", chat_completions, methods=["POST"], response_model=None)
+    return [Route("/v1/chat/completions", chat_completions, methods=["POST"])]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import uuid
 
-from fastapi import FastAPI, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from neoserve.api.answering import answer, in_worker, read_request
 from neoserve.api.errors import about
@@ -22,8 +24,8 @@ from neoserve.api.usage import Usage
 from neoserve.types.errors import InvalidRequestError
 
 
-def register(app: FastAPI, state: ServerState) -> None:
-    """Adds the route to ``app``."""
+def routes(state: ServerState) -> list[Route]:
+    """The route, for the requests of ``state``."""
 
     async def completions(request: Request) -> Response:
         """Choices are numbered prompt by prompt: choice ``i`` belongs to prompt ``i // n``."""
@@ -47,7 +49,7 @@ def register(app: FastAPI, state: ServerState) -> None:
         usage = Usage([prompt.token_ids for prompt in prompts], body.n, score_only)
         return await answer(request, body, generation, renderer, usage)
 
-    app.add_api_route("/v1/completions", completions, methods=["POST"], response_model=None)
+    return [Route("/v1/completions", completions, methods=["POST"])]
 
 
 def _prompts(model: ServedModel, body: CompletionRequest, limits: RequestLimits) -> list[Prompt]:

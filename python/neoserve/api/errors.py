@@ -8,9 +8,9 @@ import logging
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 
 from neoserve.types.errors import EngineDeadError, InvalidRequestError, NeoServeError, QueueFullError
 
@@ -103,19 +103,15 @@ def describe(error: BaseException) -> ErrorAnswer:
     return ErrorAnswer(500, text, "server_error", code="internal_error")
 
 
-def install(app: FastAPI) -> None:
-    """Makes every error of ``app`` an OpenAI error object: ours, unknown routes, wrong methods, and faults."""
+async def answer_error(_: Request, error: Exception) -> JSONResponse:
+    """Exception handler for everything but routing: the error object of ``error``."""
+    return describe(error).response()
 
-    async def answer(_: Request, error: Exception) -> JSONResponse:
-        return describe(error).response()
 
-    async def answer_http(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        return _describe_http(request, error).response()
-
-    app.add_exception_handler(NeoServeError, answer)
-    app.add_exception_handler(HTTPException, answer_http)
-    app.add_exception_handler(Exception, answer)
+async def answer_routing_error(request: Request, error: Exception) -> JSONResponse:
+    """Exception handler for HTTPException, which routing raises for unknown routes and wrong methods."""
+    assert isinstance(error, HTTPException)
+    return _describe_http(request, error).response()
 
 
 def _describe_http(request: Request, error: HTTPException) -> ErrorAnswer:

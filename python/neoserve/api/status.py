@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from neoserve import __version__
 from neoserve.api.answering import check_model
@@ -12,8 +13,8 @@ from neoserve.api.model import ServedModel
 from neoserve.api.state import ServerState
 
 
-def register(app: FastAPI, state: ServerState) -> None:
-    """Adds the routes to ``app``."""
+def routes(state: ServerState) -> list[Route]:
+    """The routes, for the server of ``state``; all take GET and HEAD."""
 
     async def models(_: Request) -> Response:
         """Every name of the served model."""
@@ -44,15 +45,14 @@ def register(app: FastAPI, state: ServerState) -> None:
         """Prometheus text; see metrics.py for the names."""
         return Response(state.loaded().metrics.render(), media_type=CONTENT_TYPE)
 
-    for path, route in (
-        ("/v1/models", models),
-        ("/v1/models/{name:path}", model_card),
-        ("/health", health),
-        ("/health/live", live),
-        ("/version", version),
-        ("/metrics", metrics),
-    ):
-        app.add_api_route(path, route, methods=["GET", "HEAD"], response_model=None)
+    return [
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model_card),
+        Route("/health", health),
+        Route("/health/live", live),
+        Route("/version", version),
+        Route("/metrics", metrics),
+    ]
 
 
 def _card(model: ServedModel, name: str) -> dict[str, object]:

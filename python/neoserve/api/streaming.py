@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncGenerator
 
-from fastapi import Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from neoserve.api.disconnect import cancel, watch
