@@ -261,6 +261,12 @@ def test_an_added_token_of_blanks_beside_a_piece_of_blanks() -> None:
     assert subject.token_bytes(3) == subject.token_bytes(3 + 1 + 256) == b"  "
 
 
+def test_user_defined_pieces_of_blanks_beside_a_prefix_blank() -> None:
+    subject = tokenizer(sentencepiece_metadata(user_defined=("   ", "low")))
+    assert texts(subject, subject.encode("hello   world")) == [" hello", "   ", " world"]
+    assert texts(subject, subject.encode("low")) == ["low"]
+
+
 def test_pieces_that_reach_over_a_blank_are_found() -> None:
     scores = {"o▁": 0.0, "lo▁": -1.0, "l": -2.0, "o": -3.0, "▁": -4.0, "w": -5.0}
     subject = tokenizer(sentencepiece_metadata(scores, add_space_prefix=False))

@@ -99,11 +99,9 @@ class _Builder:
 
     def sentencepiece(self) -> tuple[tokenizers.Tokenizer, VocabularyInfo]:
         self._refuse_normalisation()
-        # The converter writes user-defined pieces with real blanks; the text they meet has U+2581 instead. One that
-        # would then be the same as a piece keeps its spelling: it was added to the vocabulary for raw text.
-        raw = set(self._tokens)
-        tokens = [t if " " not in t or t.replace(" ", _SPACE) in raw else t.replace(" ", _SPACE) for t in self._tokens]
         prefix = self._flag("add_space_prefix", default=True)
+        raw = set(self._tokens)
+        tokens = self._tokens if prefix else [self._as_met(token, raw) for token in self._tokens]
         unknown = self._token_id("unknown_token_id")
         if unknown is None and not {f"<0x{byte:02X}>" for byte in range(256)} <= raw:
             raise CheckpointError(
@@ -125,9 +123,19 @@ class _Builder:
         steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
         tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
         # SentencePiece matches user-defined pieces in the text after blanks were replaced. With a prefix blank that
-        # would add one to the pieces themselves, so they are matched in the raw text, as Hugging Face does.
+        # would add one to the pieces themselves, so they are matched in the raw text, and the text behind one gets
+        # a prefix blank again, as in Hugging Face and llama.cpp.
         self._add_tokens(tokenizer, tokens, normalized=not prefix)
         return tokenizer, self._info(max(len(t.encode()) for t in tokens), add_bos=True)
+
+    @staticmethod
+    def _as_met(token: str, raw: set[str]) -> str:
+        """A user-defined piece as the text that it meets, where U+2581 has replaced the blanks.
+
+        One that would then be the same as a piece keeps its spelling: it was added to the vocabulary for raw text.
+        """
+        met = token.replace(" ", _SPACE)
+        return token if met in raw else met
 
     def _refuse_normalisation(self) -> None:
         if self._flag("remove_extra_whitespaces", default=False):
