@@ -58,7 +58,8 @@ class LoadedText:
         except BaseException:
             self.loaded.close()
             raise
-        self.eos_token_ids = self.loaded.eos_token_ids or self.tokenizer.eos_ids
+        # The tokenizer also knows end-of-turn tokens that a checkpoint need not declare.
+        self.eos_token_ids = tuple(dict.fromkeys((*self.loaded.eos_token_ids, *self.tokenizer.eos_ids)))
         self._count = 0
 
     def default_sampling(self) -> SamplingParams:
