@@ -12,7 +12,7 @@ Float32 = npt.NDArray[np.float32]
 
 
 def load_activation(bench: Bench, name: str, x: Activation) -> None:
-    """Puts ``x`` into the first rows of an activation buffer; the padding of int8 rows is zeroed, as `quantize` does."""
+    """Puts ``x`` into the first rows of a buffer; the padding of int8 rows is zeroed, as `quantize` does."""
     rows, k = x.values.shape
     values = bench.values(name)
     if x.scales is not None and x.sums is not None:

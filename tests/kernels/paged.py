@@ -89,9 +89,7 @@ class Paged:
         heads = {"heads": s.heads, "kv_heads": s.kv_heads, "head_dim": s.dim}
         self.bench.op("kv_write", ("none",), self.bench["junk"], self.bench["junk"], ("kv", 1, 0))
         self.bench.op("kv_write", ("none",), view(q, kv), view(q + kv, kv), ("kv", 1, 1))
-        self.bench.op(
-            "attention", self.out, view(0, q), ("kv", 1, 1), scale=s.scale, window=s.window, **heads
-        )
+        self.bench.op("attention", self.out, view(0, q), ("kv", 1, 1), scale=s.scale, window=s.window, **heads)
         self.bench.values("junk")[:] = np.nan
         self._poison(pool)
 

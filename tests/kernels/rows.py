@@ -36,9 +36,7 @@ def _missing(reason: str) -> str:
 ALL_ROWS = [Row(op, name, folder, _missing(reason)) for op, name, folder, _, reason in _native.rows()]
 USABLE_ROWS = [row for row in ALL_ROWS if not row.missing]
 USABLE_FOLDERS = [
-    folder
-    for folder in _native.folders()
-    if not any(row.missing for row in ALL_ROWS if row.folder == folder)
+    folder for folder in _native.folders() if not any(row.missing for row in ALL_ROWS if row.folder == folder)
 ]
 
 
@@ -60,5 +58,5 @@ def assert_same_bits(found: npt.NDArray[np.generic], wanted: npt.NDArray[np.gene
     if len(differing):
         at = tuple(differing[0])
         raise AssertionError(
-            f"{what}: {len(differing)} of {found.size} elements differ, first at {at}: {found[at]!r}, not {wanted[at]!r}"
+            f"{what}: {len(differing)} of {found.size} differ, first at {at}: {found[at]!r}, not {wanted[at]!r}"
         )

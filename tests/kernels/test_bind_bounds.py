@@ -204,7 +204,9 @@ def test_model_limits(change: dict[str, Any], name: str) -> None:
     assert str(next(iter(change.values()))) in str(error.value)
 
 
-@pytest.mark.parametrize("values", [(0, 1, 16, 1), (1, 0, 16, 1), (1, 1, 0, 1), (1, 1, 16, 0), (1, 1, 24, 1), (-1, 1, 16, 1)])
+@pytest.mark.parametrize(
+    "values", [(0, 1, 16, 1), (1, 0, 16, 1), (1, 1, 0, 1), (1, 1, 16, 0), (1, 1, 24, 1), (-1, 1, 16, 1)]
+)
 def test_kv_groups(bench: Bench, values: tuple[int, int, int, int]) -> None:
     with pytest.raises(ValueError, match="KV group"):
         bench.model.add_group(*values)
@@ -257,7 +259,7 @@ def test_rows_put_into_a_weight() -> None:
         (values, scales.astype(np.float32), scales),
         (values, scales, scales[:, :1]),
     ):
-        with pytest.raises(ValueError, match="values|scales|minimums"):
+        with pytest.raises(ValueError, match=r"values|scales|minimums"):
             packed.put_rows(0, *wrong)
     with pytest.raises(ValueError, match="zeros"):
         packed.put_rows(0, values, scales, scales, np.zeros((4, 2), np.uint8))

@@ -85,7 +85,11 @@ def test_without_force_the_most_preferred_row_of_this_cpu_runs(op: str) -> None:
 @pytest.mark.parametrize("force", LACKING_FOLDERS + [row.name for row in ALL_ROWS if row.missing])
 def test_a_force_that_the_cpu_lacks_is_refused_by_name(force: str) -> None:
     missing = next(row.missing for row in ALL_ROWS if row.missing and force in (row.name, row.folder))
-    for call in (_native.rows, lambda name: _native.pack_weight("f32", 4, 4, force=name), lambda name: Bench({}, force=name)):
+    for call in (
+        _native.rows,
+        lambda name: _native.pack_weight("f32", 4, 4, force=name),
+        lambda name: Bench({}, force=name),
+    ):
         with pytest.raises(ValueError, match=re.escape(force)) as error:
             call(force)
         assert f"lacks {missing}" in str(error.value)
@@ -94,7 +98,11 @@ def test_a_force_that_the_cpu_lacks_is_refused_by_name(force: str) -> None:
 
 @pytest.mark.parametrize("force", ["avx1024", "AVX2", "reference ", "linear", "linear_f32", "-"])
 def test_an_unknown_force_is_refused_with_the_known_names(force: str) -> None:
-    for call in (_native.rows, lambda name: _native.pack_weight("f32", 4, 4, force=name), lambda name: Bench({}, force=name)):
+    for call in (
+        _native.rows,
+        lambda name: _native.pack_weight("f32", 4, 4, force=name),
+        lambda name: Bench({}, force=name),
+    ):
         with pytest.raises(ValueError, match=re.escape(f'"{force}"')) as error:
             call(force)
         assert all(folder in str(error.value) for folder in FOLDERS)

@@ -146,9 +146,7 @@ def test_attention(kv: str, window: int, count: int) -> None:
 def rope_table(positions: npt.NDArray[np.int32], frequencies: npt.NDArray[np.float32], factor: float) -> Float64:
     count = len(positions)
     bench = Bench({"t": (2 * len(frequencies), "f32")}, tokens=count, sequences=count, table_width=1 << 20)
-    bench.op(
-        "rope_table", bench["t"], ("input", "positions"), bench.vector(frequencies), attention_factor=factor
-    )
+    bench.op("rope_table", bench["t"], ("input", "positions"), bench.vector(frequencies), attention_factor=factor)
     for index, position in enumerate(positions.tolist()):  # each token is a sequence of its own
         bench.step["query_start"][index + 1] = index + 1
         bench.step["positions"][index], bench.step["context_len"][index] = position, position + 1
@@ -166,7 +164,9 @@ def test_rope_table() -> None:
         angles = (positions.astype(np.float32)[:, None] * frequencies).astype(np.float64)
         exact = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
         wanted = exact * float(np.float32(factor))
-        assert (np.abs(found - wanted) <= 2.1 * U * np.abs(wanted) + 1e-8 * (np.abs(angles).max(axis=1)[:, None] > 1e6)).all()
+        assert (
+            np.abs(found - wanted) <= 2.1 * U * np.abs(wanted) + 1e-8 * (np.abs(angles).max(axis=1)[:, None] > 1e6)
+        ).all()
         for row, angle in enumerate(angles):
             exact_row = np.array([_native.cos_sin(a) for a in angle.tolist()])
             once = exact_row.astype(np.float32) * np.float32(factor)

@@ -84,9 +84,7 @@ def test_int8_sums_are_exact_at_the_ends_of_the_range(row: str, w: int, q: int) 
     """A product of bytes that saturates at 16 bits, or an unsigned reading of one side, shows here at once."""
     for k in (1, 2, 3, 4, 5, 64, 4096):
         weight = Weight(Format("int8_channel"), np.full((18, k), w, np.int8), np.ones(18, np.float32))
-        x = Activation(
-            np.full((3, k), q, np.int8), np.ones((3, 1), np.float32), np.full((3, 1), q * k, np.int32)
-        )
+        x = Activation(np.full((3, k), q, np.int8), np.ones((3, 1), np.float32), np.full((3, 1), q * k, np.int32))
         for force in (row, REFERENCE):
             found = run_linear(weight, x, force)
             assert (found == np.float32(w * q * k)).all(), f"{force}, K {k}"
