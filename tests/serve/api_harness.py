@@ -94,6 +94,7 @@ class Server:
         self.state = ServerState(limits)
         self.app = create_app(self.state)
         if attach:
+            self.core.restrict_vocabulary(VOCABULARY)
             self.state.attach(self.model, self.engine)
 
     async def __aenter__(self) -> Server:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
+from neoserve.api.generation import Choice, Generation
 from neoserve.engine.fake import fake_limits
 from neoserve.types.options import EngineOptions
+from neoserve.types.request import GenerateRequest, TokenDelta
+from neoserve.types.sampling import SamplingParams
 
 from .api_harness import MODEL, SCRIPT, VOCABULARY, Call, Server, serving
 
@@ -119,6 +124,39 @@ async def test_the_next_turn_is_undisturbed() -> None:
             assert len(one.writes) < 50
         await server.idle()
         assert await server.metric("neoserve:num_aborted_requests_total") == 20
+
+
+async def test_leaving_during_the_cleanup_forgets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second cancellation, while the first is being obeyed, must not leave a request that a drain waits for."""
+    async with serving(seconds_per_step=0.005) as server:
+        generate = server.engine.generate
+
+        async def slow_to_close(request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
+            async with aclosing(generate(request)) as stream:
+                try:
+                    async for delta in stream:
+                        yield delta
+                finally:
+                    await asyncio.sleep(0.1)
+
+        monkeypatch.setattr(server.engine, "generate", slow_to_close)
+        choice = Choice(prompt_token_ids=(1,), sampling=SamplingParams(ignore_eos=True, max_tokens=200))
+        generation = Generation(server.state, server.state.loaded(), "twice", [choice], "prompt")
+
+        async def consume() -> None:
+            async with aclosing(generation.batches()) as batches:
+                async for _ in batches:
+                    pass
+
+        task = asyncio.ensure_future(consume())
+        await server.running()
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.02)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await server.idle()
+        assert await server.state.drain(0.5) is True
 
 
 async def test_a_refused_choice_aborts_the_others() -> None:

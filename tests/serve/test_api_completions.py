@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from neoserve.engine.fake import fake_limits
 from neoserve.types.model import GenerationDefaults
 
-from .api_harness import END, MODEL, SCRIPT, VOCABULARY, Call, Server, events, serving
+from .api_harness import CONTEXT, END, MODEL, SCRIPT, VOCABULARY, Call, Server, events, serving
 
 
 async def test_a_whole_answer() -> None:
@@ -211,6 +212,16 @@ async def test_logprobs_zero_gives_the_chosen_token_only() -> None:
     async with serving("ab") as server:
         got = (await server.complete("p", logprobs=0)).json()["choices"][0]["logprobs"]
     assert [list(entry) for entry in got["top_logprobs"]] == [["a"], ["b"], ["<|im_end|>"]]
+
+
+async def test_alternatives_beyond_the_tokenizer_have_no_text() -> None:
+    """Output layers are padded: the model may rank ids that the tokenizer does not know."""
+    limits = fake_limits(vocab_size=VOCABULARY + 60, max_context=CONTEXT, num_pages=256)
+    async with serving(None, step_limits=limits) as server:
+        response = await server.complete(logprobs=20, max_tokens=20, ignore_eos=True, echo=True)
+        assert response.status_code == 200, response.text
+        logprobs = response.json()["choices"][0]["logprobs"]
+    assert any("" in alternatives for alternatives in logprobs["top_logprobs"][1:])
 
 
 async def test_echo_repeats_the_prompt() -> None:

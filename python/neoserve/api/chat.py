@@ -35,7 +35,7 @@ def routes(state: ServerState) -> list[Route]:
             for params in sampling
         ]
         generation = Generation(state, service, envelope.id, choices, "messages")
-        renderer = ChatRenderer(envelope, len(choices), body.logprobs, model.tokenizer.token_bytes)
+        renderer = ChatRenderer(envelope, len(choices), body.logprobs, model.token_bytes)
         return await answer(request, body, generation, renderer, Usage([prompt], body.n))
 
     return [Route("/v1/chat/completions", chat_completions, methods=["POST"])]

@@ -71,6 +71,6 @@ def _echo(model: ServedModel, prompt: Prompt) -> Echo:
 def _writer(model: ServedModel, body: CompletionRequest, echo: Echo | None) -> CompletionLogprobs | None:
     if body.logprobs is None:
         return None
-    token_bytes = model.tokenizer.token_bytes
+    token_bytes = model.token_bytes
     offset = 0 if echo is None else echo.offset(token_bytes)
     return CompletionLogprobs(token_bytes, offset, model.tokenizer.special_ids if body.skip_special_tokens else ())

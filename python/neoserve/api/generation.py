@@ -88,8 +88,11 @@ class Generation:
                 if self._error is not None:
                     raise self._error
         finally:
-            await cancel(*tasks)
-            self._state.leave(self)
+            # The client may leave while this waits: that cancellation must not skip the leaving.
+            try:
+                await cancel(*tasks)
+            finally:
+                self._state.leave(self)
 
     async def _wait_for_news(self, seconds: float | None) -> None:
         # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that meets the end of what it waits for,

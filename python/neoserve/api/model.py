@@ -41,6 +41,11 @@ class ServedModel:
         """The first name."""
         return self.names[0]
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token; none for ids beyond the tokenizer, which a padded output layer can rank among the
+        alternatives although they are never drawn."""
+        return self.tokenizer.token_bytes(token_id) if 0 <= token_id < self.tokenizer.vocab_size else b""
+
 
 def build_served_model(
     source: TokenizerSource,
