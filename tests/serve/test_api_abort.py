@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -157,6 +158,32 @@ async def test_leaving_during_the_cleanup_forgets_nothing(monkeypatch: pytest.Mo
             await task
         await server.idle()
         assert await server.state.drain(0.5) is True
+
+
+async def test_leaving_at_random_times_leaks_nothing() -> None:
+    """80 requests of all kinds, most of them left at some moment; then all is free and a drain has nothing to wait for."""
+    numbers = random.Random(7)
+    options = EngineOptions(max_running_requests=4)
+    async with serving(seconds_per_step=0.001, options=options) as server:
+
+        async def visit() -> None:
+            fields = {"prompt": "x" * numbers.randint(1, 300), "n": numbers.choice([1, 1, 3])}
+            one = call(server, stream=numbers.random() < 0.5, max_tokens=numbers.randint(1, 60), **fields)
+            if numbers.random() < 0.7:
+                await asyncio.sleep(numbers.uniform(0, 0.3))
+                one.hang_up()
+            await asyncio.wait_for(one.task, 30)
+
+        await asyncio.gather(*(visit() for _ in range(80)))
+        await server.idle()
+        reasons = [
+            await server.metric(f'neoserve:num_requests_total{{finish_reason="{reason}"}}')
+            for reason in ("abort", "length", "error")
+        ]
+        assert reasons[0] > 0
+        assert reasons[1] > 0
+        assert reasons[2] == 0
+        assert await server.state.drain(1.0) is True
 
 
 async def test_a_refused_choice_aborts_the_others() -> None:
