@@ -161,7 +161,7 @@ async def test_leaving_during_the_cleanup_forgets_nothing(monkeypatch: pytest.Mo
 
 
 async def test_leaving_at_random_times_leaks_nothing() -> None:
-    """80 requests of all kinds, most of them left at some moment; then all is free and a drain has nothing to wait for."""
+    """80 requests of all kinds, most of them left at some moment; then all is free and a drain ends at once."""
     numbers = random.Random(7)
     options = EngineOptions(max_running_requests=4)
     async with serving(seconds_per_step=0.001, options=options) as server:
