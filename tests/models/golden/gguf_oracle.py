@@ -1,18 +1,22 @@
 """Loads a GGUF file into a float32 transformers model: the oracle of the real-model tests.
 
 It shares no code with NeoServe: tensors are dequantised by the ``gguf`` package, the configuration is spelled out
-per architecture, and the tokenizer comes from transformers. Needs torch, transformers and gguf.
+per architecture, and the tokenizers are those of transformers and sentencepiece. Needs these, torch and gguf.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import sentencepiece
 import torch
 import transformers
 from tokenizers import pre_tokenizers
@@ -24,6 +28,9 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "golden"))
+import make_tokenizer_ids  # assembles a sentencepiece model out of a GGUF file's pieces
 
 TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -152,15 +159,28 @@ def load_model(path: Path) -> Any:
     return model.eval()
 
 
-def load_tokenizer(path: Path) -> Any:
-    """The tokenizer of a GGUF file by transformers, with SmolLM's own splitting of digits put back."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    pre = Metadata(gguf.GGUFReader(path)).get("tokenizer.ggml.pre")
-    if pre == "smollm":
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
-    return tokenizer
+class Tokenizer:
+    """encode(text) and decode(ids) of a GGUF file's tokenizer, neither adding nor expecting BOS.
+
+    Byte-level BPE is transformers' own conversion, which parses special tokens in text, with SmolLM's splitting of
+    digits put back. Gemma's is the sentencepiece library itself, which never does: transformers' conversion cuts
+    long runs of blanks otherwise than the library.
+    """
+
+    def __init__(self, path: Path) -> None:
+        fields = make_tokenizer_ids.metadata(path)
+        if fields["tokenizer.ggml.model"] == "llama":
+            model = make_tokenizer_ids.sentencepiece_model(fields)
+            pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+            self.encode, self.decode = pieces.encode, pieces.decode
+            return
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        if fields["tokenizer.ggml.pre"] == "smollm":
+            tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+                [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+            )
+        self.encode: Callable[[str], list[int]] = partial(tokenizer.encode, add_special_tokens=False)
+        self.decode: Callable[[list[int]], str] = tokenizer.decode
 
 
 def adds_bos(path: Path) -> int | None:

@@ -73,11 +73,11 @@ def generate(model: Any, prompt: list[int]) -> tuple[list[int], list[float]]:
 
 
 def make_greedy(name: str, path: Path) -> None:
-    model, tokenizer, bos = gguf_oracle.load_model(path), gguf_oracle.load_tokenizer(path), gguf_oracle.adds_bos(path)
+    model, tokenizer, bos = gguf_oracle.load_model(path), gguf_oracle.Tokenizer(path), gguf_oracle.adds_bos(path)
     cases = []
     for prompt in PROMPTS:
         text = render(prompt, chat=CHAT[name])
-        ids = ([] if bos is None else [bos]) + tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = ([] if bos is None else [bos]) + tokenizer.encode(text)
         output, gaps = generate(model, ids)
         print(f"{name} {prompt.name} {len(ids)} tokens, least gap {min(gaps):.1e}: {tokenizer.decode(output)[:100]!r}")
         rounded = [float(f"{gap:.4g}") for gap in gaps]
@@ -106,11 +106,16 @@ def window_nll(model: Any, window: list[int]) -> float:
     return total
 
 
+def read_perplexities() -> dict[str, Any]:
+    file = ROOT / "perplexity.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"models": {}}
+
+
 def make_perplexity(name: str, path: Path, text_path: Path) -> None:
     """Scores the windows that perplexity.json does not hold yet, and saves after each: it can be stopped any time."""
     raw = text_path.read_bytes()[:TEXT_BYTES]
-    model, tokenizer, bos = gguf_oracle.load_model(path), gguf_oracle.load_tokenizer(path), gguf_oracle.adds_bos(path)
-    tokens = tokenizer(raw.decode("utf-8"), add_special_tokens=False)["input_ids"]
+    model, tokenizer, bos = gguf_oracle.load_model(path), gguf_oracle.Tokenizer(path), gguf_oracle.adds_bos(path)
+    tokens = tokenizer.encode(raw.decode("utf-8"))
     head = [] if bos is None else [bos]
     step = WINDOW - len(head)
     windows = [head + tokens[start : start + step] for start in range(0, len(tokens) - step + 1, step)]
@@ -122,18 +127,15 @@ def make_perplexity(name: str, path: Path, text_path: Path) -> None:
         "windows": len(windows),
         "window": WINDOW,
     }
-    file = ROOT / "perplexity.json"
-    golden = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"models": {}}
-    golden["measure"] = MEASURE
-    golden["text"] = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
-    before = golden["models"].get(name, {})
+    text = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+    before = read_perplexities()["models"].get(name, {})
     nll = before.get("nll", []) if all(before.get(key) == value for key, value in entry.items()) else []
     begin = time.time()
     for index in range(len(nll), len(windows)):
         nll.append(round(window_nll(model, windows[index]), 4))
         perplexity = math.exp(sum(nll) / (len(nll) * (WINDOW - 1)))
-        golden["models"][name] = {**entry, "perplexity": perplexity, "nll": nll}
-        write_json(file, golden)
+        models = read_perplexities()["models"] | {name: {**entry, "perplexity": perplexity, "nll": nll}}
+        write_json(ROOT / "perplexity.json", {"measure": MEASURE, "text": text, "models": models})
         print(f"{name} {index + 1}/{len(windows)} {perplexity:.4f} {time.time() - begin:.0f} s", flush=True)
 
 
