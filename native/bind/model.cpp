@@ -133,7 +133,13 @@ nb::dict step_arrays(Session& self) {
 
 template <class T>
 const T* field(const nb::dict& batch, const char* name, size_t count) {
-  const auto array = nb::cast<Input<T>>(batch[name]);
+  if (!batch.contains(name)) throw std::invalid_argument(std::string("sampling batch: ") + name + " is missing");
+  // No conversion: it would make a copy that dies with `array`, and the caller keeps the pointer.
+  Input<T> array;
+  if (!nb::try_cast(batch[name], array, false)) {
+    throw std::invalid_argument(std::string("sampling batch: ") + name +
+                                " must be a contiguous one-dimensional array of the type that SamplingBatch gives it");
+  }
   if (array.size() < count) {
     throw std::invalid_argument(std::string("sampling batch: ") + name + " has " + std::to_string(array.size()) +
                                 " entries; expected " + std::to_string(count));
