@@ -118,6 +118,18 @@ def test_thread_count_and_repetition_change_nothing(fmt: Format) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("threads", [64, 65, 130])
+def test_far_more_threads_than_work(threads: int) -> None:
+    """B06: beyond 64 threads the row split of another engine underflowed. Threads without a chunk do nothing."""
+    fmt = Format("int4_group", 32, "f16", "zero")
+    numbers = np.random.default_rng(7)
+    for n in (1, 4, 63):
+        weight, x = random_weight(numbers, fmt, n, 64), random_activation(numbers, fmt, 3, 64)
+        wanted = run_linear(weight, x, REFERENCE)
+        assert_same_bits(run_linear(weight, x, "", threads=threads, repeats=2), wanted, f"{threads} threads, N {n}")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("fmt", "row"), CASES, ids=[f"{row}-{fmt}" for fmt, row in CASES])
 def test_many_shapes(fmt: Format, row: str) -> None:
     numbers = np.random.default_rng([6, FORMATS.index(fmt)])
