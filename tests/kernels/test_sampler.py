@@ -148,9 +148,9 @@ def test_top_k_with_ties_at_its_border(top_k: int) -> None:
 @pytest.mark.parametrize("top_p", [1e-9, 0.25, 0.5, 0.75, 0.9999999])
 def test_top_p_where_sums_meet_the_border(top_p: float) -> None:
     """Four equal tokens have probability 1/4 each: sums reach 1/4, 1/2 and 3/4 exactly, and there the prefix ends."""
-    logits = np.full((128, 40), -1000, np.float32)
+    logits = np.full((64, 40), -1000, np.float32)
     logits[:, [3, 9, 20, 31]] = 2
-    found = assert_like_reference(logits, make_batch(128, top_p=top_p), exact=True)
+    found = assert_like_reference(logits, make_batch(64, top_p=top_p), exact=True)
     kept = [3, 9, 20, 31][: max(1, int(np.ceil(np.float32(top_p) * 4)))]
     assert set(found.token_ids.tolist()) == set(kept)
 
@@ -159,21 +159,21 @@ def test_top_p_where_sums_meet_the_border(top_p: float) -> None:
 def test_min_p(min_p: float, count: int) -> None:
     """Weights 1, 1/2, 1/4, 1/8 and a trace. A float of ln 2 is not exact, so borders are put just inside."""
     logits = np.log(np.array([1, 0.5001, 0.2501, 0.125, 0.05])).astype(np.float32)
-    logits = np.tile(logits, (400, 1))
-    found = assert_like_reference(logits, make_batch(400, min_p=min_p))
+    logits = np.tile(logits, (150, 1))
+    found = assert_like_reference(logits, make_batch(150, min_p=min_p))
     assert set(found.token_ids.tolist()) == set(range(count))
 
 
 def test_filters_apply_in_order() -> None:
     """top-k, then min-p, then top-p, each on what the one before left; all three at once over random rows."""
     numbers = np.random.default_rng(74)
-    logits = (numbers.standard_normal((256, 120)) * 3).astype(np.float32)
+    logits = (numbers.standard_normal((96, 120)) * 3).astype(np.float32)
     batch = make_batch(
-        256,
-        top_k=numbers.choice([0, 3, 30], 256),
-        min_p=numbers.choice([0, 0.05, 0.3], 256),
-        top_p=numbers.choice([1, 0.9, 0.4], 256),
-        temperature=numbers.choice([0.7, 1.3], 256),
+        96,
+        top_k=numbers.choice([0, 3, 30], 96),
+        min_p=numbers.choice([0, 0.05, 0.3], 96),
+        top_p=numbers.choice([1, 0.9, 0.4], 96),
+        temperature=numbers.choice([0.7, 1.3], 96),
     )
     assert_like_reference(logits, batch)
 
