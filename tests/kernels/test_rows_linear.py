@@ -17,10 +17,12 @@ CASES = [(fmt, row) for fmt in FORMATS for row in candidates(fmt.op)]
 
 def relaxed_bound(weight: Weight, x: Activation) -> np.ndarray:
     """For bf16 dot-product rows [rows, n]: they multiply exactly and add with any rounding and order in binary32, and
-    may flush subnormal sums; each of K additions errs by at most 2^-23 of the sum of magnitudes (twice, for the
-    reference errs too), plus the smallest normal per addition."""
-    magnitude = np.abs(x.exact()) @ np.abs(weight.exact()).T
-    return 2 * weight.k * (2.0**-23 * magnitude + 2.0**-126)
+    may flush subnormal operands and sums; each of K additions errs by at most 2^-23 of the sum of magnitudes (twice,
+    for the reference errs too), plus the smallest normal per addition and the products of subnormal operands."""
+    rows, columns = np.abs(x.exact()), np.abs(weight.exact())
+    smallest = 2.0**-126
+    flushed = np.where(rows < smallest, rows, 0) @ columns.T + rows @ np.where(columns < smallest, columns, 0).T
+    return 2 * weight.k * (2.0**-23 * (rows @ columns.T) + smallest) + flushed
 
 
 def assert_like_reference(weight: Weight, x: Activation, row: str, **options: object) -> None:
