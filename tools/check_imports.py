@@ -39,7 +39,7 @@ ALLOWED: dict[str, frozenset[str]] = {
 UNRESTRICTED = frozenset({"llm", "__init__", "__main__"})
 
 # Modules that are installed by a declared dependency under another name, or that it re-exports.
-PROVIDED_BY = {"zmq": "pyzmq", "click": "typer", "tqdm": "huggingface_hub"}
+PROVIDED_BY = {"tqdm": "huggingface_hub"}
 
 
 @dataclass(frozen=True)
