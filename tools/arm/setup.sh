@@ -70,17 +70,17 @@ if [ ! -e "$arm/tools/.complete" ]; then
   touch "$arm/tools/.complete"
 fi
 
-if [ ! -e "$arm/site/.complete" ] || [ pyproject.toml -nt "$arm/site/.complete" ]; then
-  echo "arm: downloading the AArch64 editions of the Python packages"
-  "$arm/tools/bin/python" - >"$arm/requirements.txt" <<'EOF'
+"$arm/tools/bin/python" - >"$arm/requirements.txt" <<'EOF'
 import tomllib
 print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]))
 print("hypothesis\npytest\npytest-asyncio\npytest-timeout\nsafetensors")
 EOF
+if ! cmp -s "$arm/requirements.txt" "$arm/site/.complete"; then
+  echo "arm: downloading the AArch64 editions of the Python packages"
   rm -rf "$arm/site"
   "$arm/tools/bin/pip" -q --disable-pip-version-check install --target "$arm/site" --only-binary :all: \
     --implementation cp --python-version "${python_name#python}" \
     --platform manylinux_2_28_aarch64 --platform manylinux_2_17_aarch64 --platform manylinux2014_aarch64 \
     -r "$arm/requirements.txt"
-  touch "$arm/site/.complete"
+  cp "$arm/requirements.txt" "$arm/site/.complete"
 fi
