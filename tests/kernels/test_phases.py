@@ -56,6 +56,26 @@ def test_joined_instructions_give_the_bits_of_separate_ones() -> None:
                 assert_same_bits(found, part, f"{threads} threads, joined {joined}")
 
 
+def test_an_op_waits_for_the_one_before() -> None:
+    """Long additions with another division of the rows than the product that reads them: without the barrier between
+    them a thread reads rows that another has yet to write."""
+    numbers = np.random.default_rng(82)
+    bench = Bench({"x": (512, "f32"), "y": (512, "f32"), "z": (16, "f32")}, force="", threads=3, tokens=512)
+    weight = bench.weight(random_weight(numbers, Format("f32"), 16, 512).pack(""))
+    for _ in range(6):
+        bench.op("silu_mul", bench.buffers["y"].view(0, 256), bench["x"])
+        bench.op("add", bench["x"], bench["x"], bench["y"])
+        bench.op("linear", bench["z"], bench["x"], weight, accumulate=0)
+    bench.set_step_counts(512)
+    x, y = numbers.standard_normal((2, 512, 512)).astype(np.float32)
+    results = set()
+    for _ in range(12):
+        bench.values("x")[:], bench.values("y")[:] = x, y
+        bench.run(*[bench[name] for name in bench.buffers])
+        results.add(bench.values("z").tobytes())
+    assert len(results) == 1
+
+
 def test_what_divides_otherwise_may_not_join() -> None:
     bench = Bench({"x": (32, "f32"), "y": (32, "f32"), "r": (32, "f32", "rows")}, tokens=4, groups=[Group(1, 2, 16, 1)])
     x, y, r = bench["x"], bench["y"], bench["r"]

@@ -164,6 +164,14 @@ def test_min_p(min_p: float, count: int) -> None:
     assert set(found.token_ids.tolist()) == set(range(count))
 
 
+def test_a_draw_that_meets_a_border_takes_the_token_beyond_it() -> None:
+    """1024 equal tokens and a u that is a multiple of 1/1024: the running sum must exceed u, not reach it."""
+    vocab = 1024
+    u, seed = next((u, seed) for seed in range(10**6) if (u := _native.uniform(seed, 5) * vocab) == int(u) and u > 0)
+    found = assert_like_reference(np.zeros((1, vocab), np.float32), make_batch(1, seed=seed, position=5), exact=True)
+    assert found.token_ids.tolist() == [int(u)]
+
+
 def test_filters_apply_in_order() -> None:
     """top-k, then min-p, then top-p, each on what the one before left; all three at once over random rows."""
     numbers = np.random.default_rng(74)
