@@ -56,8 +56,8 @@ $(VENV)/.installed-%: $(VENV)/.installed
 	@touch $@
 
 test: $(VENV)/.installed-test
-	@$(BIN)/neoserve pull
-	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
+	@models="$$(tools/test_models.sh $(VENV))" || exit 1; \
+	NEOSERVE_TEST_MODELS="$$models" $(BIN)/python -m pytest tests $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .
