@@ -19,7 +19,7 @@ tools/arm/build.sh
 echo "arm: ready after $((SECONDS - started)) s"
 
 # The first CPU runs everything, with the portable reference and the bounds of the binding. The others run what differs
-# on them: the choice of rows, whole models, and the rows; but not contexts of thousands of tokens, and of the products
+# on them: the choice of rows, whole models, and the rows; but not the largest shapes (marked slow), and of the products
 # not those of the neon and dotprod folders where these are not the best (the same code has run on the first two).
 everywhere=(tests/arm tests/kernels/test_force.py tests/kernels/test_rows_rowwise.py tests/kernels/test_rows_linear.py
   tests/kernels/test_rows_attention.py tests/models/test_same_bits.py)
@@ -28,7 +28,7 @@ run_cpu() { # CPU first?
   if [ "$2" -eq 1 ]; then
     selection=(tests/arm tests/kernels tests/models/test_same_bits.py)
   else
-    selection+=(--deselect tests/kernels/test_rows_attention.py::test_long_contexts)
+    selection+=(-m "not slow")
     if [ "$1" != cortex-a72 ]; then selection+=(-k "not (test_rows_linear and (_neon or _dotprod))"); fi
   fi
   # shellcheck disable=SC2086
