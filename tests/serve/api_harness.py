@@ -146,12 +146,17 @@ class Server:
 
 
 class Call:
-    """One HTTP request straight into an ASGI application, whose client can read a stream and hang up."""
+    """One HTTP request straight into an ASGI application, whose client can read a stream and hang up.
 
-    def __init__(self, app: Any, path: str, body: object) -> None:
+    Without ``whole`` the client never sends the end of its body.
+    """
+
+    def __init__(self, app: Any, path: str, body: object, *, whole: bool = True) -> None:
         self.status = 0
+        self.headers: dict[str, str] = {}
         self.writes: list[bytes] = []
         self._raw = json.dumps(body).encode()
+        self._whole = whole
         self._sent = False
         self._gone = asyncio.Event()
         self._news = asyncio.Event()
@@ -176,13 +181,14 @@ class Call:
     async def _receive(self) -> dict[str, object]:
         if not self._sent:
             self._sent = True
-            return {"type": "http.request", "body": self._raw, "more_body": False}
+            return {"type": "http.request", "body": self._raw, "more_body": not self._whole}
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
         elif message.get("body"):
             self.writes.append(message["body"])
         self._news.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -84,6 +85,17 @@ async def test_leaving_in_the_queue(stream: bool) -> None:
         first.hang_up()
         await first.end()
         await server.idle()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_leaving_during_the_upload_is_no_fault(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as server:
+        one = Call(server.app, path, ENDLESS, whole=False)
+        one.hang_up()
+        await one.end()
+        assert one.status != 500
+        assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+        assert (await server.complete()).json()["choices"][0]["text"] == SCRIPT
 
 
 async def test_leaving_with_several_choices_aborts_all() -> None:
@@ -194,6 +206,18 @@ async def test_a_refused_choice_aborts_the_others() -> None:
         await server.idle(1.0)
 
 
+async def test_an_abort_from_elsewhere_asks_the_client_to_come_back() -> None:
+    async with serving(seconds_per_step=0.005) as server:
+        one = call(server)
+        await server.running()
+        for request_id in list(server.engine._streams):
+            await server.engine.abort(request_id)
+        await one.end()
+        assert one.status == 503
+        assert int(one.headers["retry-after"]) >= 1
+        assert '"code":"aborted"' in one.text
+
+
 async def test_draining_finishes_what_runs_and_refuses_what_is_new() -> None:
     """B86."""
     async with serving(seconds_per_step=0.005) as server:
@@ -238,4 +262,5 @@ async def test_what_outlasts_the_drain_ends_with_an_error(stream: bool) -> None:
         assert '"code":"aborted"' in one.text
         assert "[DONE]" not in one.text
         assert one.status == (200 if stream else 503)
+        assert stream or int(one.headers["retry-after"]) >= 1
         await server.idle()

@@ -202,7 +202,9 @@ async def test_a_dead_engine_is_told() -> None:
         error_of(await server.complete("!"), 500)
         for response in (await server.complete(), await server.chat(), await server.http.get("/health")):
             assert error_of(response, 503)["code"] == "engine_dead"
-        assert (await server.http.get("/health/live")).status_code == 200
+        live = await server.http.get("/health/live")
+        assert (live.status_code, live.json()) == (503, {"status": "dead"})
+        assert live.headers["retry-after"]
         assert (await server.http.get("/metrics")).status_code == 200
 
 

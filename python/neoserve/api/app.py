@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -27,7 +27,9 @@ def create_app(state: ServerState) -> ASGIApp:
     app = Starlette(
         routes=[*chat.routes(state), *completions.routes(state), *status.routes(state)],
         exception_handlers={
+            # The client left while its answer was being made, or before its body had arrived.
             ClientDisconnectedError: _nobody_listens,
+            ClientDisconnect: _nobody_listens,
             NeoServeError: answer_error,
             HTTPException: answer_routing_error,
             Exception: answer_error,

@@ -17,6 +17,8 @@ from neoserve.types.errors import EngineDeadError, InvalidRequestError, NeoServe
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 1
+# What watches the process has to start it again first.
+DEAD_RETRY_SECONDS = 5
 
 
 class ApiError(NeoServeError):
@@ -95,7 +97,7 @@ def describe(error: BaseException) -> ErrorAnswer:
     if isinstance(error, QueueFullError):
         return describe(unavailable(str(error), "queue_full"))
     if isinstance(error, EngineDeadError):
-        return describe(unavailable(str(error), "engine_dead", retry_after=5))
+        return describe(unavailable(str(error), "engine_dead", retry_after=DEAD_RETRY_SECONDS))
     if isinstance(error, NeoServeError):
         return ErrorAnswer(500, str(error), "server_error", code="internal_error")
     logger.error("unexpected error while serving a request", exc_info=error)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neoserve.api.disconnect import cancel
-from neoserve.api.errors import ApiError, about
+from neoserve.api.errors import ApiError, about, unavailable
 from neoserve.api.metrics import RequestTimer
 from neoserve.api.state import ServerState, Service
 from neoserve.text.output import OutputProcessor, TextDelta
@@ -148,4 +148,4 @@ def _check_delta(delta: TokenDelta) -> None:
         text = f"the request failed in the engine: {delta.error or 'no reason was given'}"
         raise ApiError(500, text, kind="server_error", code="engine_error")
     if delta.finish_reason == "abort":
-        raise ApiError(503, "the request was aborted before its end", kind="server_error", code="aborted")
+        raise unavailable("the request was aborted before its end", "aborted")

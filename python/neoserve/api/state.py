@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from neoserve.api.errors import ApiError, unavailable
+from neoserve.api.errors import DEAD_RETRY_SECONDS, unavailable
 from neoserve.api.limits import RequestLimits
 from neoserve.api.metrics import Metrics
 from neoserve.api.model import ServedModel
@@ -66,9 +66,14 @@ class ServerState:
         if self.phase == "draining":
             raise unavailable("the server is shutting down", "shutting_down")
         service = self.loaded()
-        if service.engine.dead_reason is not None:
-            raise unavailable(f"the engine has stopped: {service.engine.dead_reason}", "engine_dead", retry_after=5)
+        dead_reason = self.engine_dead_reason()
+        if dead_reason is not None:
+            raise unavailable(f"the engine has stopped: {dead_reason}", "engine_dead", retry_after=DEAD_RETRY_SECONDS)
         return service
+
+    def engine_dead_reason(self) -> str | None:
+        """Why the engine serves no more; None while it does, and before it is loaded."""
+        return None if self._service is None else self._service.engine.dead_reason
 
     def enter(self, generation: Cancellable) -> None:
         """``generation`` has begun; a drain waits for it."""
@@ -89,7 +94,7 @@ class ServerState:
         self.phase = "draining"
         if await self._idle_within(seconds):
             return True
-        error = ApiError(503, "the server stopped before the answer's end", kind="server_error", code="aborted")
+        error = unavailable("the server stopped before the answer's end", "aborted")
         for generation in list(self._active):
             generation.fail(error)
         # A client that does not read holds its stream up; the server closes the connection without waiting for it.

@@ -8,6 +8,7 @@ from starlette.routing import Route
 
 from neoserve import __version__
 from neoserve.api.answering import check_model
+from neoserve.api.errors import DEAD_RETRY_SECONDS
 from neoserve.api.metrics import CONTENT_TYPE
 from neoserve.api.model import ServedModel
 from neoserve.api.state import ServerState
@@ -34,7 +35,9 @@ def routes(state: ServerState) -> list[Route]:
         return JSONResponse({"status": "ok"})
 
     async def live(_: Request) -> Response:
-        """Liveness: 200 as long as the process answers, also while loading and draining."""
+        """Liveness: 200 while the process can serve or will, also while loading and draining; 503 needs a restart."""
+        if state.engine_dead_reason() is not None:
+            return JSONResponse({"status": "dead"}, status_code=503, headers={"Retry-After": str(DEAD_RETRY_SECONDS)})
         return JSONResponse({"status": state.phase})
 
     async def version(_: Request) -> Response:
