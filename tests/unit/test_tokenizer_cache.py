@@ -117,4 +117,24 @@ def test_the_default_folder_is_the_user_s_cache(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_cache_dir() == tmp_path / "neoserve" / "tokenizers"
     load_tokenizer(TokenizerSource(gguf=byte_level_metadata(), digest="d"))
-    assert len(list(default_cache_dir().iterdir())) == 2
+    assert len(list((tmp_path / "neoserve" / "tokenizers").iterdir())) == 2
+
+
+@pytest.mark.parametrize("given", [None, "", "relative/cache"])
+def test_only_an_absolute_xdg_folder_counts(given: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if given is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+    assert default_cache_dir() == tmp_path / ".cache" / "neoserve" / "tokenizers"
+
+
+def test_without_a_home_folder_nothing_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert default_cache_dir() is None
+    subject = load_tokenizer(TokenizerSource(gguf=byte_level_metadata(), digest="d"))
+    assert subject.encode("hello")

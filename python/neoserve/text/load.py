@@ -26,7 +26,8 @@ def load_tokenizer(
 
     ``pre_override`` names the splitter of a GGUF file whose ``tokenizer.ggml.pre`` is missing or unknown.
     Tokenizers built from GGUF are cached in ``cache_dir`` (None: the user's cache folder) under
-    ``source.digest``; without a digest nothing is cached. On a cache hit the metadata's arrays are not touched.
+    ``source.digest``; without a digest or a home folder nothing is cached. On a cache hit the metadata's arrays are not
+    touched.
 
     Raises CheckpointError if the tokenizer is missing or damaged, UnsupportedModelError if its kind is not built.
     """
@@ -43,9 +44,9 @@ def load_tokenizer(
 
 
 def _from_gguf(
-    source: TokenizerSource, metadata: Mapping[str, object], pre_override: str | None, folder: Path
+    source: TokenizerSource, metadata: Mapping[str, object], pre_override: str | None, folder: Path | None
 ) -> tuple[tokenizers.Tokenizer, VocabularyInfo]:
-    if not source.digest:
+    if not source.digest or folder is None:
         return build_from_gguf(metadata, pre_override)
     key = cache_key(source.digest, pre_override)
     entry = read_entry(folder, key)

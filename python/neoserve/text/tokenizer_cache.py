@@ -26,10 +26,18 @@ BUILDER_VERSION = 1
 _log = logging.getLogger(__name__)
 
 
-def default_cache_dir() -> Path:
-    """The user's cache folder for built tokenizers (``$XDG_CACHE_HOME/neoserve/tokenizers``)."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "neoserve" / "tokenizers"
+def default_cache_dir() -> Path | None:
+    """The user's cache folder for built tokenizers (``$XDG_CACHE_HOME/neoserve/tokenizers``).
+
+    A relative XDG_CACHE_HOME is ignored, as its specification asks. None if the user has no home folder.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError:
+            return None
+    return base / "neoserve" / "tokenizers"
 
 
 def cache_key(digest: str, pre_override: str | None) -> str:
