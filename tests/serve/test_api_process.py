@@ -109,6 +109,22 @@ def test_what_outlasts_the_drain_ends_with_an_error_event() -> None:
     assert "[DONE]" not in text
 
 
+def test_a_step_that_does_not_end_does_not_hold_up_the_stop() -> None:
+    """Native code cannot be interrupted: the process ends without it, as after any stop that was asked for."""
+    with scripted("60", "0.2") as process:
+        url = process.wait_until_ready()
+        Stream(url)
+        deadline = time.monotonic() + 10
+        while 'num_running_reqs{model_name="scripted"} 1' not in get(url, "/metrics").text:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        start = time.monotonic()
+        process.signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert time.monotonic() - start < 0.2 + 12
+    assert "Traceback" not in "\n".join(process.err)
+
+
 def test_a_second_signal_ends_at_once() -> None:
     with scripted("0.1", "60") as process:
         stream = Stream(process.wait_until_ready())

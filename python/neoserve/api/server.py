@@ -37,6 +37,8 @@ _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
 # What answers are still being written when the drain ends gets this long to reach the client.
 _FLUSH_SECONDS = 1.0
+# A step that is still computed when the server is to end cannot be interrupted; it is waited for so long.
+_ENGINE_STOP_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +197,15 @@ class _Server:
                 print("neoserve: the drain time is over; the rest was cut off", file=sys.stderr, flush=True)
                 await asyncio.sleep(_FLUSH_SECONDS)
         finally:
-            await loaded.engine.stop()
+            await self._stop_engine(loaded.engine)
+
+    async def _stop_engine(self, engine: EngineClient) -> None:
+        stopping = asyncio.ensure_future(engine.stop())
+        done, _ = await asyncio.wait((stopping,), timeout=_ENGINE_STOP_SECONDS)
+        if not done:
+            print("neoserve: the engine is still in a step; ending without it", file=sys.stderr, flush=True)
+            _exit_now(0 if self._stop.is_set() else 1)
+        stopping.result()
 
     def _announce(self, loaded: Loaded) -> None:
         host, port = self._listener.getsockname()[:2]
