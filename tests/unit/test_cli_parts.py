@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator
 import pytest
 import typer
 
+from neoserve.api.schemas import ChatCompletionRequest
 from neoserve.cli import foreign_flags
-from neoserve.cli.main import app
+from neoserve.cli.main import app, main
 from neoserve.cli.repl import Conversation, Message
 from neoserve.cli.values import parse_counts, parse_size
 from neoserve.types.errors import ConfigurationError, ContextLengthError
+
+OURS = foreign_flags.flags_of(typer.main.get_command(app).commands)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,8 @@ def test_counts() -> None:
     ],
 )
 def test_foreign_flags_are_answered_with_ours(arguments: list[str], ours: str) -> None:
-    sentence = foreign_flags.answer(arguments, own=set())
+    command = "chat" if "--max-tokens" in ours else "serve"
+    sentence = foreign_flags.answer(arguments, command, OURS)
     assert sentence is not None
     assert ours in sentence
     assert sentence.startswith(arguments[0].partition("=")[0])
@@ -72,17 +76,60 @@ def test_foreign_flags_are_answered_with_ours(arguments: list[str], ours: str) -
 
 
 def test_our_own_flags_are_never_foreign() -> None:
-    assert foreign_flags.answer(["-t", "4"], own={"-t"}) is None
-    assert foreign_flags.answer(["--no-such-flag"], own=set()) is None
+    assert foreign_flags.answer(["-t", "4"], "bench", OURS) is None
+    assert foreign_flags.answer(["--no-such-flag"], "serve", OURS) is None
 
 
-def test_what_is_recommended_exists() -> None:
-    """Every flag of ours that an answer names belongs to a command."""
-    command = typer.main.get_command(app)
-    ours = {flag for one in command.commands.values() for parameter in one.params for flag in parameter.opts}
-    named = {flag for row in foreign_flags.FLAGS.values() for flag in re.findall(r"--[a-z-]+", row.answer)}
-    assert named - ours == set()
-    assert len(named) > 10
+@pytest.mark.parametrize(
+    ("command", "flag", "ours"),
+    [
+        ("serve", "--temp", "use the request field temperature; serve has no --temperature"),
+        ("chat", "--temp", "use --temperature"),
+        ("bench", "-c", "; bench sets the context from its tests"),
+        ("bench", "--n-predict", "use --max-tokens of chat, generate, or the request field max_tokens;"),
+        ("generate", "-m", "use --model"),
+        ("doctor", "-m", "doctor takes no model"),
+        ("chat", "--alias", "use --served-model-name of serve; chat has no --served-model-name"),
+        ("doctor", "--gpu-memory-utilization", "doctor has no --kv-cache-memory"),
+        ("no-command", "-c", "use --context-length of serve, chat"),
+    ],
+)
+def test_what_the_command_does_not_have_is_told_with_what_has_it(command: str, flag: str, ours: str) -> None:
+    sentence = foreign_flags.answer([flag], command, OURS)
+    assert sentence is not None
+    assert ours in sentence
+    if ours.startswith("use") and ";" not in ours and command in OURS:
+        assert sentence.endswith(ours)
+
+
+@pytest.mark.parametrize("command", list(OURS))
+def test_every_flag_that_an_answer_names_exists(command: str) -> None:
+    for flag in foreign_flags.FLAGS:
+        sentence = foreign_flags.answer([flag], command, OURS)
+        if sentence is None:
+            assert flag in OURS[command]
+            continue
+        said = re.sub(r"has no \S+", "", sentence.partition("; ")[2])
+        for name, homes in re.findall(r"(--[a-z][a-z-]*)(?: of ([a-z, ]+))?", said):
+            named = [home for home in re.findall("[a-z]+", homes) if home in OURS]
+            assert all(name in OURS[home] for home in named), sentence
+            assert named or name in OURS[command], sentence
+        for field in re.findall(r"request field (\w+)", said):
+            assert field in ChatCompletionRequest.model_fields, sentence
+
+
+COMMON = """
+--disable-log-requests --generation-config --max-logprobs --allowed-origins --limit-mm-per-prompt --compilation-config
+--kv-transfer-config --task -sm -mg -ts -mu -md --embeddings --slots --no-webui --rope-scaling --rope-freq-base --lora
+--timeout --no-warmup --threads-http --verbose --chat-template-kwargs --watchdog-timeout --log-requests
+--grammar-backend --enable-torch-compile --is-embedding
+"""
+
+
+@pytest.mark.parametrize("flag", COMMON.split())
+def test_common_flags_have_an_answer(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", flag, "1"]) == 2
+    assert f"neoserve: {flag} is a flag of " in capsys.readouterr().err
 
 
 def converse(

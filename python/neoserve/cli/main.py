@@ -89,9 +89,8 @@ def _tell_foreign(command: Any, words: Sequence[str]) -> int:
     """Answers a flag of another server with ours and returns the exit code; 0 if there is none among ``words``."""
     from neoserve.cli import foreign_flags
 
-    chosen = getattr(command, "commands", {}).get(words[0] if words else "", command)
-    own = {flag for parameter in chosen.params for flag in parameter.opts}
-    known = foreign_flags.answer(words, own)
+    flags = foreign_flags.flags_of(getattr(command, "commands", {}))
+    known = foreign_flags.answer(words, words[0] if words else "", flags)
     return 0 if known is None else _tell(known, EXIT_USAGE)
 
 
