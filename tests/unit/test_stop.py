@@ -85,6 +85,17 @@ def test_of_two_stops_the_one_complete_first_wins_however_the_text_comes() -> No
     assert [single.push(character) for character in "abcd"] == [("", False), ("", False), ("", False), ("a", True)]
 
 
+def test_a_match_that_does_not_count_holds_nothing_back_that_begins_no_other() -> None:
+    matcher = StopMatcher(["ab", "abac"])
+    assert matcher.push("xab", counts=False) == ("x", False)
+    assert matcher.push("y", counts=False) == ("aby", False)
+    assert matcher.push("aba", counts=False) == ("", False)
+    assert matcher.push("c") == ("", True)
+    overlapping = StopMatcher(["aa"])
+    assert overlapping.push("aa", counts=False) == ("a", False)
+    assert overlapping.push("a") == ("", True)
+
+
 def test_an_empty_stop_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         StopMatcher(["a", ""])

@@ -125,6 +125,45 @@ def test_stop_strings_within_min_tokens_do_not_count() -> None:
     assert (last.text, last.stop_reason, last.completion_tokens) == ("b", "a", 4)
 
 
+def test_a_stop_string_that_begins_within_min_tokens_and_ends_after_counts() -> None:
+    subject = processor(stop=("END",), min_tokens=2)
+    found = [subject.process(delta(ids(character))) for character in "xEND"]
+    assert [item.text for item in found] == ["x", "", "", ""]
+    assert (found[-1].finish_reason, found[-1].stop_reason, found[-1].completion_tokens) == ("stop", "END", 4)
+    ended = processor(stop=("END",), min_tokens=4).process(delta(ids("xENDyyEN"), "length"))
+    assert (ended.text, ended.finish_reason) == ("xENDyyEN", "length")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.text(alphabet="ab", max_size=12),
+    stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    min_tokens=st.integers(0, 6),
+    cut=st.integers(1, 4),
+)
+def test_min_tokens_only_decides_which_matches_count(text: str, stops: list[str], min_tokens: int, cut: int) -> None:
+    """A token a character: the text ends before the first stop string whose end is beyond ``min_tokens``."""
+    subject, sent, last = processor(stop=tuple(stops), min_tokens=min_tokens), "", None
+    for start in range(0, len(text), cut):
+        last = subject.process(delta(ids(text[start : start + cut])))
+        sent += last.text
+        if subject.finished:
+            break
+    if not subject.finished:
+        last = subject.process(delta((), "length"))
+        sent += last.text
+    assert last is not None
+    matches = [
+        (end, stop)
+        for end in range(min_tokens + 1, len(text) + 1)
+        for stop in sorted(stops, key=len, reverse=True)
+        if text[:end].endswith(stop)
+    ]
+    end, stop = matches[0] if matches else (len(text), None)
+    assert (sent, last.stop_reason) == (text[: end - len(stop or "")], stop)
+    assert last.completion_tokens == end
+
+
 def test_logprobs_go_with_their_tokens() -> None:
     tokens = ids("🙂")
     entries = tuple(TokenLogprob(token, -0.5, ((token, -0.5), (9, -2.0))) for token in tokens)

@@ -41,7 +41,7 @@ class OutputProcessor:
     """Text of one request: detokenises, matches stop strings, counts tokens.
 
     ``continues_text`` as in IncrementalDetokenizer: True for completions, False for chat. A stop string that is
-    complete within the first ``min_tokens`` tokens does not count.
+    complete within the first ``min_tokens`` tokens does not count; one that begins there and ends later does.
     """
 
     def __init__(self, tokenizer: Tokenizer, request: GenerateRequest, *, continues_text: bool = False) -> None:
@@ -84,10 +84,7 @@ class OutputProcessor:
 
     def _take(self, text: str, parts: list[str]) -> bool:
         """Append to ``parts`` what of ``text`` may go out; whether a stop string ended it."""
-        if self._completion_tokens <= self._request.sampling.min_tokens:
-            parts.append(text)
-            return False
-        text, stopped = self._stops.push(text)
+        text, stopped = self._stops.push(text, counts=self._completion_tokens > self._request.sampling.min_tokens)
         parts.append(text)
         return stopped
 

@@ -34,8 +34,12 @@ class StopMatcher:
         """The stop string that ended the text, or None."""
         return self._matched
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """What may be passed on now, and whether a stop string was completed (the text ends right before it)."""
+    def push(self, text: str, *, counts: bool = True) -> tuple[str, bool]:
+        """What may be passed on now, and whether a stop string was completed (the text ends right before it).
+
+        Without ``counts`` a stop string that this text completes is ordinary text; one that only begins in it, or
+        that overlaps the ordinary one, still counts when a later text completes it.
+        """
         if self._matched is not None:
             return "", True
         if not self._stops:
@@ -44,9 +48,13 @@ class StopMatcher:
         for index in range(scanned, len(text)):
             self._state = self._step(self._state, text[index])
             stop = self._match[self._state]
-            if stop is not None:
+            if stop is None:
+                continue
+            if counts:
                 self._matched, self._held = stop, ""
                 return text[: index + 1 - len(stop)], True
+            while self._state and not self._next[self._state]:  # a whole stop string begins no longer one
+                self._state = self._fallback[self._state]
         cut = len(text) - self._depth[self._state]
         self._held = text[cut:]
         return text[:cut], False
