@@ -61,6 +61,25 @@ class TestPages:
         assert "context 160 tokens" in result.reason
         assert "the model's 1000 tokens need" in result.reason
 
+    @pytest.mark.parametrize(
+        ("changes", "said"),
+        [
+            ({"kv_cache_bytes": 10 * PAGE}, True),
+            ({"kv_cache_bytes": 125 * PAGE}, True),
+            ({"kv_cache_bytes": 126 * PAGE}, False),
+            ({"kv_cache_bytes": 19 * PAGE, "context_length": 160}, True),
+            ({"kv_cache_bytes": 20 * PAGE, "context_length": 160}, False),
+            ({}, False),
+            ({"max_sequences": 1}, False),
+        ],
+    )
+    def test_room_for_one_full_context_only_is_said(self, changes: dict[str, int], said: bool) -> None:
+        reason = plan(**changes).reason
+        assert (
+            "a request without max_tokens reserves the whole context: set max_tokens or a smaller" in reason
+        ) == said
+        assert "\n" not in reason
+
     def test_kv_cache_bytes_wins_over_available_memory(self) -> None:
         assert plan(kv_cache_bytes=20 * PAGE, available_bytes=4 * PAGE).num_pages == 20
 

@@ -87,6 +87,11 @@ def plan_kv(
         )
     else:
         reason += f": enough for {max_sequences} requests of full length"
+    if max_sequences > 1 and num_pages < 2 * -(-context // page_size):
+        reason += (
+            "; a request without max_tokens reserves the whole context: set max_tokens or a smaller context_length "
+            "for more at a time"
+        )
     return KvPlan(context_length=context, num_pages=num_pages, page_bytes=sizes, reason=reason)
 
 
