@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 
@@ -82,6 +83,7 @@ struct Session {
 
   // Frees weights, pages and threads. Numpy views of the step's arrays may outlive this: their memory stays.
   void close() {
+    const std::lock_guard<std::mutex> lock(use);
     if (!model) return;
     retired_arrays = std::move(model->arrays());
     retired_arena = std::move(model->arena());
@@ -95,6 +97,7 @@ struct Session {
     return *model;
   }
 
+  std::mutex use;  // held by what runs without the interpreter lock: a step, a draw, closing
   std::unique_ptr<Model> model;
   std::vector<std::shared_ptr<PackedWeight>> weights;
   StepArrays retired_arrays;
@@ -171,6 +174,16 @@ nb::ndarray<nb::numpy, T> owned(std::vector<T>* values, std::initializer_list<si
   return nb::ndarray<nb::numpy, T>(values->data(), shape, owner);
 }
 
+// How many ids, from 0, log probabilities are over: all when the batch does not say.
+int32_t valid_vocabulary(const nb::dict& batch, int32_t vocabulary) {
+  if (!batch.contains("valid_vocabulary")) return vocabulary;
+  int32_t valid = 0;
+  if (!nb::try_cast(batch["valid_vocabulary"], valid, false) || valid < 1) {
+    throw std::invalid_argument("sampling batch: valid_vocabulary must be an integer of at least 1");
+  }
+  return std::min(valid, vocabulary);
+}
+
 nb::tuple sample(Session& self, const nb::dict& batch) {
   Model& model = self.open();
   const auto rows = static_cast<size_t>(model.logit_rows());
@@ -193,8 +206,10 @@ nb::tuple sample(Session& self, const nb::dict& batch) {
   in.bias_start = ragged(batch, "bias_start", "bias_tokens", rows, vocabulary, in.bias_tokens);
   in.bias_values = field<float>(batch, "bias_values", static_cast<size_t>(in.bias_start[rows]));
   in.forbidden_start = ragged(batch, "forbidden_start", "forbidden_tokens", rows, vocabulary, in.forbidden_tokens);
+  in.valid_vocabulary = valid_vocabulary(batch, vocabulary);
   int32_t alternatives = 0;
-  for (size_t r = 0; r < rows; ++r) alternatives = std::max(alternatives, std::min(in.num_logprobs[r], vocabulary));
+  for (size_t r = 0; r < rows; ++r)
+    alternatives = std::max(alternatives, std::min(in.num_logprobs[r], in.valid_vocabulary));
   const auto columns = static_cast<size_t>(alternatives);
   auto ids = std::make_unique<std::vector<int32_t>>(rows),
        top_ids = std::make_unique<std::vector<int32_t>>(rows * columns);
@@ -203,7 +218,8 @@ nb::tuple sample(Session& self, const nb::dict& batch) {
   const SampleOutputs out{alternatives, ids->data(), logprobs->data(), top_ids->data(), top->data()};
   {
     nb::gil_scoped_release release;
-    model.sample(in, out);
+    const std::lock_guard<std::mutex> lock(self.use);
+    self.open().sample(in, out);
   }
   auto a = owned(ids.release(), {rows});
   auto b = owned(logprobs.release(), {rows});
@@ -312,6 +328,7 @@ void bind_model(nb::module_& m) {
       .def(
           "forward",
           [](Session& self, int32_t tokens, int32_t sequences, int32_t rows) {
+            const std::lock_guard<std::mutex> lock(self.use);
             self.open().forward(tokens, sequences, rows);
           },
           nb::arg("num_tokens"), nb::arg("num_sequences"), nb::arg("num_rows"),

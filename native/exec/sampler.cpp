@@ -136,15 +136,16 @@ int32_t draw(const float* x, int32_t vocabulary, int32_t row, const SampleInputs
   return sorted[last].id;
 }
 
-void write_logprobs(const float* logits, int32_t vocabulary, int32_t row, int32_t token, const SampleInputs& in,
-                    const SampleOutputs& out) {
+void write_logprobs(const float* logits, int32_t row, int32_t token, const SampleInputs& in, const SampleOutputs& out) {
+  const int32_t vocabulary = in.valid_vocabulary;
   double top = -std::numeric_limits<double>::infinity(), total = 0;
   for (int32_t i = 0; i < vocabulary; ++i) top = logits[i] > top ? logits[i] : top;
   for (int32_t i = 0; i < vocabulary; ++i) {
     if (logits[i] > kNothing) total += std::exp(static_cast<double>(logits[i]) - top);
   }
   const double normalizer = top + std::log(total);
-  out.logprobs[row] = static_cast<float>(static_cast<double>(logits[token]) - normalizer);
+  const float logit = token < vocabulary ? logits[token] : kNothing;
+  out.logprobs[row] = static_cast<float>(static_cast<double>(logit) - normalizer);
   const int32_t count = std::min(in.num_logprobs[row], std::min(out.alternatives, vocabulary));
   if (count <= 0) return;
   std::vector<Candidate> list;
@@ -193,7 +194,7 @@ void sample_row(const float* logits, int32_t vocabulary, int32_t row, const Samp
     out.top_ids[at] = -1;
     out.top_logprobs[at] = kNothing;
   }
-  if (in.num_logprobs[row] >= 0 && token >= 0) write_logprobs(x, vocabulary, row, token, in, out);
+  if (in.num_logprobs[row] >= 0 && token >= 0) write_logprobs(x, row, token, in, out);
 }
 
 }  // namespace neoserve

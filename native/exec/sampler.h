@@ -16,6 +16,7 @@ struct SampleInputs {
   const int32_t *bias_start, *bias_tokens;
   const float* bias_values;
   const int32_t *forbidden_start, *forbidden_tokens;
+  int32_t valid_vocabulary;  // in [1, vocabulary]: log probabilities are over the ids below it
 };
 
 struct SampleOutputs {

@@ -16,7 +16,7 @@ import pytest
 from neoserve import _native
 from neoserve.sampling.philox import philox4x32, uniform
 from neoserve.sampling.reference import NO_TOKEN, row_distribution, sample_reference
-from neoserve.types.step import SampleOutput, SamplingBatch
+from neoserve.types.step import ALL_IDS, SampleOutput, SamplingBatch
 
 from .bench import Bench
 
@@ -33,7 +33,13 @@ def _ragged(lists: Lists | None, rows: int, dtype: Any) -> tuple[np.ndarray, np.
 
 
 def make_batch(
-    rows: int, *, history: Lists | None = None, bias: Lists | None = None, forbidden: Lists | None = None, **fields: Any
+    rows: int,
+    *,
+    history: Lists | None = None,
+    bias: Lists | None = None,
+    forbidden: Lists | None = None,
+    valid_vocabulary: int = ALL_IDS,
+    **fields: Any,
 ) -> SamplingBatch:
     """Rows at temperature 1 without any filter, seeds and positions counting up; ``fields`` replace arrays."""
     neutral = {"temperature": 1, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0}
@@ -49,7 +55,7 @@ def make_batch(
     )
     arrays["bias_start"], arrays["bias_tokens"], arrays["bias_values"] = _ragged(bias, rows, np.float32)
     arrays["forbidden_start"], arrays["forbidden_tokens"], _ = _ragged(forbidden, rows, np.int32)
-    return SamplingBatch(**arrays)
+    return SamplingBatch(**arrays, valid_vocabulary=valid_vocabulary)
 
 
 def as_dict(batch: SamplingBatch) -> dict[str, Any]:
@@ -259,6 +265,39 @@ def test_log_probabilities_are_of_the_unmodified_softmax() -> None:
         assert (found.top_ids[row, count:] == NO_TOKEN).all()
 
 
+@pytest.mark.parametrize("valid", [1, 10, 60, 64, 70])
+def test_log_probabilities_leave_out_rows_beyond_the_valid_vocabulary(valid: int) -> None:
+    """Padding rows hold the largest logits: they are no alternatives and not part of the sum."""
+    logits = np.random.default_rng(79).standard_normal((12, 64)).astype(np.float32)
+    logits[:, 60:] += 30
+    beyond: Lists = [dict.fromkeys(range(valid, 64), 0.0)] * 12
+    batch = make_batch(12, forbidden=beyond, num_logprobs=20, valid_vocabulary=valid)
+    found, wanted = assert_like_reference(logits, batch, exact=True), sample_reference(logits, batch)
+    kept = logits[:, :valid].astype(np.float64)
+    exact = kept - np.log(np.exp(kept).sum(axis=1, keepdims=True))
+    assert found.top_ids.shape == (12, min(valid, 20))
+    for output in (found, wanted):
+        assert np.array_equal(output.top_ids, np.argsort(-kept, axis=1, kind="stable")[:, :20])
+        assert np.abs(output.logprobs - exact[range(12), output.token_ids]).max() <= 2e-6
+        assert np.abs(output.top_logprobs - np.take_along_axis(exact, output.top_ids, axis=1)).max() <= 2e-6
+
+
+def test_a_drawn_token_beyond_the_valid_vocabulary_has_probability_zero() -> None:
+    logits = np.zeros((1, 8), np.float32)
+    batch = make_batch(1, bias=[{7: 50.0}], num_logprobs=0, valid_vocabulary=7)
+    for output in (sample(logits, batch), sample_reference(logits, batch)):
+        assert (output.token_ids[0], output.logprobs[0]) == (7, -np.inf)
+
+
+@pytest.mark.parametrize("valid", [0, -1, 1.5, "9", None])
+def test_a_valid_vocabulary_that_is_no_count_is_refused(valid: Any) -> None:
+    bench, batch = model_of(np.zeros((2, 9), np.float32)), as_dict(make_batch(2))
+    with pytest.raises(ValueError, match="valid_vocabulary"):
+        bench.model.sample({**batch, "valid_vocabulary": valid})
+    del batch["valid_vocabulary"]
+    assert bench.model.sample(batch)[0].shape == (2,)
+
+
 def test_a_row_draws_the_same_alone_with_others_and_with_any_threads() -> None:
     logits = np.random.default_rng(78).standard_normal((33, 90)).astype(np.float32)
     whole = make_batch(33, top_p=0.9, num_logprobs=3)
@@ -313,7 +352,7 @@ def test_a_batch_of_fewer_rows_than_the_step_is_refused() -> None:
         bench.model.sample(as_dict(make_batch(1)))
 
 
-@pytest.mark.parametrize("name", sorted(SamplingBatch.__dataclass_fields__))
+@pytest.mark.parametrize("name", sorted(SamplingBatch.__dataclass_fields__.keys() - {"valid_vocabulary"}))
 def test_an_array_that_is_missing_or_of_another_type_is_refused_by_name(name: str) -> None:
     bench, batch = model_of(np.zeros((2, 9), np.float32)), as_dict(make_batch(2))
     with pytest.raises((ValueError, KeyError, TypeError), match=name):

@@ -105,6 +105,21 @@ def test_logprobs_come_with_every_token():
     assert [delta.logprobs for delta in deltas if delta.request_id == "off"] == [()]
 
 
+def test_ids_beyond_the_tokenizer_are_in_no_log_probability():
+    """B61: neither alternatives nor part of the sum, for drawn and for prompt tokens."""
+    core = EngineCore(FakeExecutor([23, 23, 23], limits=fake_limits(vocab_size=24)), strict=True)
+    core.restrict_vocabulary(20)
+    core.add(make_request(prompt=(1, 2, 3, 22), max_tokens=2, logprobs=20, prompt_logprobs=20, ignore_eos=True))
+    deltas = run(core)
+    scores = [delta.logprobs[0] for delta in deltas] + list(deltas[0].prompt_logprobs or ())[1:]
+    assert len(scores) == 5
+    for score in scores:
+        assert score is not None
+        assert sorted(token for token, _ in score.top) == list(range(20))
+        assert sum(np.exp(value) for _, value in score.top) == pytest.approx(1, abs=1e-5)
+        assert score.logprob == dict(score.top).get(score.token_id, -np.inf)
+
+
 @pytest.mark.parametrize("rows", [1, 4, 32])
 def test_prompt_logprobs_equal_the_models_log_softmax(rows):
     """One entry per prompt position, None for the first, whatever chunks the row limit makes."""

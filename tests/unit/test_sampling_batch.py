@@ -65,6 +65,8 @@ def test_every_number_reaches_its_row():
 def test_arrays_are_contiguous_views_of_the_rows_in_use():
     batch = SamplingBatchBuilder(fake_limits()).build([row(1, [1]), row(2, [1])])
     for field in fields(SamplingBatch):
+        if field.name == "valid_vocabulary":
+            continue  # a number
         array = getattr(batch, field.name)
         assert array.flags.c_contiguous
         expected = 3 if field.name.endswith("_start") else 2
@@ -103,7 +105,9 @@ def test_ids_beyond_the_tokenizer_are_always_forbidden():
     batch = builder.build([row(0, [1]), row(1, [1], min_tokens=1)])
     assert segment(batch, "forbidden", 0) == [10, 11]
     assert segment(batch, "forbidden", 1) == [0, 10, 11]
+    assert batch.valid_vocabulary == builder.valid_vocabulary == 10
     builder.restrict_vocabulary(13)
+    assert builder.valid_vocabulary == 12
     assert segment(builder.build([row(2, [1])]), "forbidden", 0) == []
     with pytest.raises(ValueError, match="vocabulary size is 0"):
         builder.restrict_vocabulary(0)

@@ -167,6 +167,8 @@ def test_every_array_of_the_batch_is_read(executor):
     numbers = np.random.default_rng(4)
     vocab = executor.limits.vocab_size
     for field in fields(SamplingBatch):
+        if field.name == "valid_vocabulary":
+            continue  # a number
         batch = random_batch(numbers, ROWS, vocab)
         setattr(batch, field.name, getattr(batch, field.name)[: len(getattr(batch, field.name)) // 2])
         with pytest.raises(ValueError, match=rf"{field.name} has \d+ entries"):

@@ -74,7 +74,10 @@ class EngineCore:
         return self.scheduler.context_length
 
     def restrict_vocabulary(self, size: int) -> None:
-        """Forbids drawing ids of ``size`` and above (logits beyond the tokenizer). Call before the first request."""
+        """Leaves ids of ``size`` and above (logits beyond the tokenizer) out of draws and log probabilities.
+
+        Call before the first request.
+        """
         self._sampling.restrict_vocabulary(size)
 
     def check(self, request: GenerateRequest) -> None:
@@ -163,7 +166,9 @@ class EngineCore:
                 continue
             rows = self.executor.logits()[entry.first_row : entry.first_row + entry.num_scored]
             targets = state.tokens[entry.start + 1 : entry.start + 1 + entry.num_scored]
-            state.prompt_logprobs.extend(score_tokens(rows, targets, state.request.prompt_logprobs or 0))
+            alternatives = state.request.prompt_logprobs or 0
+            scores = score_tokens(rows, targets, alternatives, self._sampling.valid_vocabulary)
+            state.prompt_logprobs.extend(scores)
 
     def _step_failed(self, plan: Plan, error: Exception) -> list[TokenDelta]:
         logger.error("a step of %d requests failed", len(plan.entries), exc_info=error)

@@ -50,6 +50,11 @@ class SamplingBatchBuilder:
         self._bias = RaggedRows(limits.max_logit_rows, np.float32)
         self._forbidden = RaggedRows(limits.max_logit_rows, None)
 
+    @property
+    def valid_vocabulary(self) -> int:
+        """How many ids, from 0, have a token: what is drawn and what log probabilities are normalised over."""
+        return self._valid_vocabulary
+
     def restrict_vocabulary(self, size: int) -> None:
         """Forbids ids of ``size`` and above in every row: logits that the tokenizer has no token for.
 
@@ -94,6 +99,7 @@ class SamplingBatchBuilder:
             bias_values=bias_values,
             forbidden_start=forbidden_start,
             forbidden_tokens=forbidden_tokens,
+            valid_vocabulary=self._valid_vocabulary,
         )
 
     def _attach(self, row: DrawingRow) -> None:

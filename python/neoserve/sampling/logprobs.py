@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from neoserve.types.request import TokenLogprob
+from neoserve.types.step import ALL_IDS
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -32,19 +33,23 @@ def best_ids(row: Float32Array, count: int) -> npt.NDArray[np.intp]:
     return chosen[np.lexsort((chosen, -row[chosen]))]
 
 
-def score_tokens(logits: Float32Array, tokens: Sequence[int], alternatives: int) -> list[TokenLogprob]:
-    """Scores token i with logits row i: ``logits`` is [len(tokens), vocab].
+def score_tokens(
+    logits: Float32Array, tokens: Sequence[int], alternatives: int, valid_vocabulary: int = ALL_IDS
+) -> list[TokenLogprob]:
+    """Scores token i with logits row i: ``logits`` is [len(tokens), vocab]. The softmax and the alternatives are over
+    the ids below ``valid_vocabulary``; a token beyond has probability 0.
 
     Each row is worked on by itself, so the result does not depend on which rows share a step.
     """
     scores = []
     for row, token in zip(logits, tokens, strict=True):
-        normalizer = log_normalizer(row)
-        top = best_ids(row, alternatives).tolist()
-        pairs = tuple((index, _logprob(row, index, normalizer)) for index in top)
-        scores.append(TokenLogprob(token, _logprob(row, token, normalizer), pairs))
+        valid = row[:valid_vocabulary]
+        normalizer = log_normalizer(valid)
+        top = best_ids(valid, alternatives).tolist()
+        pairs = tuple((index, _logprob(valid, index, normalizer)) for index in top)
+        scores.append(TokenLogprob(token, _logprob(valid, token, normalizer), pairs))
     return scores
 
 
 def _logprob(row: Float32Array, token: int, normalizer: float) -> float:
-    return float(np.float32(float(row[token]) - normalizer))
+    return float(np.float32(float(row[token]) - normalizer)) if token < len(row) else -np.inf

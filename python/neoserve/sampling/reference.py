@@ -93,7 +93,8 @@ def row_distribution(logits: Float32Array, batch: SamplingBatch, row: int) -> Ro
 def sample_reference(logits: Float32Array, batch: SamplingBatch) -> SampleOutput:
     """Draws one token per row of ``logits`` [rows, vocab]; see SampleOutput. A row that can draw none gives -1."""
     rows, vocab = logits.shape
-    alternatives = max(0, min(int(batch.num_logprobs.max(initial=-1)), vocab))
+    valid = min(batch.valid_vocabulary, vocab)
+    alternatives = max(0, min(int(batch.num_logprobs.max(initial=-1)), valid))
     output = SampleOutput(
         token_ids=np.zeros(rows, np.int32),
         logprobs=np.full(rows, np.nan, np.float32),
@@ -105,13 +106,13 @@ def sample_reference(logits: Float32Array, batch: SamplingBatch) -> SampleOutput
         token = distribution.draw(uniform(int(batch.seed[row]), int(batch.position[row])))
         output.token_ids[row] = token
         if batch.num_logprobs[row] >= 0 and token != NO_TOKEN:
-            _write_logprobs(output, row, logits[row], token, int(batch.num_logprobs[row]))
+            _write_logprobs(output, row, logits[row], token, int(batch.num_logprobs[row]), valid)
     return output
 
 
-def _write_logprobs(output: SampleOutput, row: int, logits: Float32Array, token: int, count: int) -> None:
-    normalizer = log_normalizer(logits)
-    ids = best_ids(logits, count)
-    output.logprobs[row] = float(logits[token]) - normalizer
+def _write_logprobs(output: SampleOutput, row: int, logits: Float32Array, token: int, count: int, valid: int) -> None:
+    normalizer = log_normalizer(logits[:valid])
+    ids = best_ids(logits[:valid], count)
+    output.logprobs[row] = (float(logits[token]) if token < valid else -np.inf) - normalizer
     output.top_ids[row, : len(ids)] = ids
     output.top_logprobs[row, : len(ids)] = logits[ids].astype(np.float64) - normalizer

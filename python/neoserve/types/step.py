@@ -15,6 +15,9 @@ import numpy.typing as npt
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 
+ALL_IDS = 2**31 - 1
+"""``SamplingBatch.valid_vocabulary`` of a tokenizer that has a token for every logit."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageGroupSpec:
@@ -90,7 +93,8 @@ class SamplingBatch:
     Histories are in compressed rows: tokens of row r are [start[r], start[r + 1]). ``history_tokens`` holds
     distinct ids with ``history_output_counts`` (0: prompt only); ``bias_*`` holds logit_bias.
     ``num_logprobs`` is -1 (off) or the number of alternatives. ``forbidden`` lists ids masked out
-    (EOS before min_tokens, ids beyond the tokenizer) in the same layout.
+    (EOS before min_tokens, ids beyond the tokenizer) in the same layout. Log probabilities are those of the softmax
+    over the ids below ``valid_vocabulary`` (at least 1): rows beyond the tokenizer are padding of the matrix.
     """
 
     temperature: Float32Array
@@ -111,6 +115,7 @@ class SamplingBatch:
     bias_values: Float32Array
     forbidden_start: Int32Array
     forbidden_tokens: Int32Array
+    valid_vocabulary: int = ALL_IDS
 
 
 @dataclass(slots=True)
