@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
+#include <mutex>
 #include <new>
 #include <stdexcept>
 
@@ -371,10 +373,18 @@ void Model::sample(const SampleInputs& inputs, const SampleOutputs& outputs) {
   const float* values = logits();
   const int32_t columns = vocabulary();
   ChunkCounter counter;
+  std::mutex lock;
+  std::exception_ptr failure;  // the first: a task must not throw, and sample_row allocates
   pool_.run([&](int) {
-    for (int32_t row = counter.claim(); row < inputs.rows; row = counter.claim())
-      sample_row(values, columns, row, inputs, outputs);
+    try {
+      for (int32_t row = counter.claim(); row < inputs.rows; row = counter.claim())
+        sample_row(values, columns, row, inputs, outputs);
+    } catch (...) {
+      const std::lock_guard<std::mutex> guard(lock);
+      if (!failure) failure = std::current_exception();
+    }
   });
+  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace neoserve

@@ -6,7 +6,11 @@ gather, so that the test also runs where no model is.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -287,6 +291,34 @@ def test_a_drawn_token_beyond_the_valid_vocabulary_has_probability_zero() -> Non
     batch = make_batch(1, bias=[{7: 50.0}], num_logprobs=0, valid_vocabulary=7)
     for output in (sample(logits, batch), sample_reference(logits, batch)):
         assert (output.token_ids[0], output.logprobs[0]) == (7, -np.inf)
+
+
+OUT_OF_MEMORY = """
+import resource
+import numpy as np
+from tests.kernels.test_sampler import as_dict, make_batch, model_of
+bench, batch = model_of(np.zeros((4, 1 << 23), np.float32)), as_dict(make_batch(4))
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+limit = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20), limit[1]))
+try:
+    bench.model.sample(batch)
+except MemoryError:
+    print("refused")
+resource.setrlimit(resource.RLIMIT_AS, limit)
+print(len(bench.model.sample(batch)[0]))
+"""
+
+
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer ends the process itself")
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs the size of the address space")
+def test_memory_that_runs_out_in_a_draw_ends_the_call_and_not_the_process() -> None:
+    """The candidates of a row need 64 MiB, which no thread of the pool gets; the model works again afterwards."""
+    root = Path(__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, "-c", OUT_OF_MEMORY], cwd=root, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (run.returncode, run.stdout.split()) == (0, ["refused", "4"]), run.stderr
 
 
 @pytest.mark.parametrize("valid", [0, -1, 1.5, "9", None])
