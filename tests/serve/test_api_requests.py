@@ -43,7 +43,7 @@ def text_params_of(**fields: object) -> SamplingParams:
 
 # B41: every documented field is honoured, an annotation, or refused by name.
 
-ANNOTATIONS = {"user", "metadata", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
+ANNOTATIONS = {"user", "metadata", "safety_identifier", "prompt_cache_key"}
 
 
 def test_every_openai_chat_field_has_a_rule() -> None:

@@ -23,6 +23,8 @@ class Refusal:
 
 _TOOLS = "tool calling is not built yet; describe the tools in a system message"
 _CONSTRAINED = "constrained decoding is not built yet; ask for the form in the prompt"
+_FILTERS = "use top_p or min_p"
+_REASONING = "reasoning control is not built yet"
 _OTHER_SERVERS: dict[str, Refusal] = {
     "guided_json": Refusal(_CONSTRAINED),
     "guided_regex": Refusal(_CONSTRAINED),
@@ -39,23 +41,46 @@ _OTHER_SERVERS: dict[str, Refusal] = {
     "bad_words": Refusal("use logit_bias with -100 on the token ids", ([],)),
     "allowed_token_ids": Refusal("use logit_bias to steer single tokens"),
     "lora_path": Refusal("adapters are not built yet"),
-    "typical_p": Refusal("use top_p or min_p", (1, 1.0)),
-    "mirostat": Refusal("use top_p or min_p", (0,)),
-    "xtc_probability": Refusal("use top_p or min_p", (0, 0.0)),
+    "typical_p": Refusal(_FILTERS, (1, 1.0)),
+    "typ_p": Refusal(_FILTERS, (1,)),
+    "top_n_sigma": Refusal(_FILTERS, (-1, 0)),
+    "mirostat": Refusal(_FILTERS, (0,)),
+    "mirostat_tau": Refusal(_FILTERS, (5,)),
+    "mirostat_eta": Refusal(_FILTERS, (0.1,)),
+    "dynatemp_range": Refusal("use temperature", (0,)),
+    "samplers": Refusal("the order of the sampling steps is fixed"),
+    "xtc_probability": Refusal(_FILTERS, (0, 0.0)),
     "dry_multiplier": Refusal("use frequency_penalty or presence_penalty", (0, 0.0)),
     "repeat_penalty": Refusal("the name here is repetition_penalty", (1, 1.0)),
+    "repeat_last_n": Refusal("repetition_penalty looks at the whole context", (-1,)),
+    "n_probs": Refusal("use logprobs", (0,)),
     "n_predict": Refusal("the name here is max_tokens", (-1,)),
     "min_new_tokens": Refusal("the name here is min_tokens", (0,)),
     "max_new_tokens": Refusal("the name here is max_tokens"),
+    "max_output_tokens": Refusal("the name here is max_tokens"),
+    "stop_sequences": Refusal("the name here is stop", ([],)),
+    "return_token_ids": Refusal("use logprobs to see the tokens", (False,)),
+    "reasoning": Refusal(_REASONING, ({},)),
+    "thinking_budget": Refusal(_REASONING),
+    "cache_salt": Refusal("no cache is shared between requests, so there is nothing to keep apart", ("",)),
     "prompt_logprobs": Refusal("use /v1/completions with echo and logprobs"),
     "include_stop_str_in_output": Refusal("stop strings are never part of the answer", (False,)),
     "no_stop_trim": Refusal("stop strings are never part of the answer", (False,)),
     "stop_regex": Refusal("use stop with plain strings", ([], "")),
     "custom_logit_processor": Refusal("code from a request is never run"),
+    "logits_processors": Refusal("code from a request is never run", ([],)),
     "priority": Refusal("requests are served first come, first served", (0,)),
 }
 
+_BEST_OF = Refusal("only n is built; leave best_of out or give 1", (1,))
+_STREAM_OPTIONS: Mapping[str, Refusal] = {
+    "continuous_usage_stats": Refusal("use include_usage, which tells the usage at the end", (False,)),
+}
+
 CHAT_REFUSED: Mapping[str, Refusal] = {
+    "add_special_tokens": Refusal("the chat template writes the special tokens", (False,)),
+    "best_of": _BEST_OF,
+    "suffix": Refusal("it belongs to /v1/completions", ("",)),
     "chat_template": Refusal("a request cannot bring a template; start the server with --chat-template"),
     "documents": Refusal("put the documents into a message", ([],)),
     "echo": Refusal("it belongs to /v1/completions", (False,)),
@@ -65,10 +90,12 @@ CHAT_REFUSED: Mapping[str, Refusal] = {
     "functions": Refusal(_TOOLS, ([],)),
     "modalities": Refusal('this server produces text only; use ["text"]', (["text"], [])),
     "moderation": Refusal("this server has no moderation model"),
+    # Without tools both values ask for the same.
+    "parallel_tool_calls": Refusal(_TOOLS, (True, False)),
     "prediction": Refusal("predicted outputs are not built"),
     "prompt_cache_options": Refusal("the prefix cache has no options per request", ({},)),
     "prompt_cache_retention": Refusal("the prefix cache has no retention per request", ("in_memory", "in-memory")),
-    "reasoning_effort": Refusal("reasoning control is not built yet"),
+    "reasoning_effort": Refusal(_REASONING),
     "response_format": Refusal(f'{_CONSTRAINED}; use {{"type": "text"}}', ({"type": "text"},)),
     "service_tier": Refusal("this server has one tier; use auto", ("auto", "default")),
     "store": Refusal("this server stores no answers; use false", (False,)),
@@ -80,7 +107,8 @@ CHAT_REFUSED: Mapping[str, Refusal] = {
 }
 
 COMPLETION_REFUSED: Mapping[str, Refusal] = {
-    "best_of": Refusal("only n is built; leave best_of out or give 1", (1,)),
+    "add_special_tokens": Refusal("a text prompt always gets them; give token ids to choose yourself", (True,)),
+    "best_of": _BEST_OF,
     "suffix": Refusal("filling in the middle is not built; put the model's own markers into the prompt", ("",)),
     "response_format": Refusal(f'{_CONSTRAINED}; use {{"type": "text"}}', ({"type": "text"},)),
     **_OTHER_SERVERS,
@@ -89,11 +117,19 @@ COMPLETION_REFUSED: Mapping[str, Refusal] = {
 
 def refuse_unsupported(values: Mapping[str, object], refused: Mapping[str, Refusal]) -> None:
     """Raises InvalidRequestError for the first field of ``values`` that asks for something unsupported."""
+    _refuse(values, refused, "")
+    stream_options = values.get("stream_options")
+    if isinstance(stream_options, Mapping):
+        _refuse(stream_options, _STREAM_OPTIONS, "stream_options.")
+
+
+def _refuse(values: Mapping[str, object], refused: Mapping[str, Refusal], path: str) -> None:
     for name, value in values.items():
         refusal = refused.get(name)
         if refusal is None or any(_same(value, neutral) for neutral in refusal.neutral):
             continue
-        raise InvalidRequestError(f"{name} is not supported: {refusal.reason}", name, "unsupported_parameter")
+        param = path + name
+        raise InvalidRequestError(f"{param} is not supported: {refusal.reason}", param, "unsupported_parameter")
 
 
 def _same(value: object, neutral: object) -> bool:
