@@ -7,6 +7,9 @@
 #include <unistd.h>
 
 #include <climits>
+#include <stdexcept>
+#include <string>
+#include <system_error>
 
 namespace neoserve {
 namespace {
@@ -65,37 +68,54 @@ void Barrier::wait() {
   wait_change(phase_, phase, sleepers_);
 }
 
-ThreadPool::ThreadPool(int threads, std::vector<int> cpus) : threads_(threads), barrier_(threads) {
+ThreadPool::ThreadPool(int threads, std::vector<int> cpus) : threads_(threads), owner_(getpid()), barrier_(threads) {
   workers_.reserve(static_cast<size_t>(threads) - 1);
-  for (int index = 1; index < threads; ++index) {
-    const int cpu = cpus.empty() ? -1 : cpus[static_cast<size_t>(index) % cpus.size()];
-    workers_.emplace_back([this, index, cpu] { worker(index, cpu); });
+  try {
+    for (int index = 1; index < threads; ++index) {
+      const int cpu = cpus.empty() ? -1 : cpus[static_cast<size_t>(index) % cpus.size()];
+      workers_.emplace_back([this, index, cpu] { worker(index, cpu); });
+    }
+  } catch (const std::system_error& error) {
+    const size_t started = workers_.size() + 1;
+    end_workers();
+    throw std::runtime_error("the system refuses thread " + std::to_string(started + 1) + " of " +
+                             std::to_string(threads) + " (" + error.what() +
+                             "); ask for fewer threads or raise the limit of processes (ulimit -u, pids.max)");
   }
 }
 
 ThreadPool::~ThreadPool() {
+  if (getpid() == owner_) {
+    end_workers();
+  } else {
+    // A forked child has none of these threads: there is nothing to join.
+    for (std::thread& thread : workers_) thread.detach();
+  }
+}
+
+void ThreadPool::end_workers() {
   stop_.store(true, std::memory_order_relaxed);
   publish_change(generation_, sleepers_);
   for (std::thread& thread : workers_) thread.join();
+  workers_.clear();
 }
 
 void ThreadPool::run(const std::function<void(int)>& task) {
+  if (threads_ > 1 && getpid() != owner_) {
+    throw std::runtime_error("the model was loaded before fork(); load it in the child, or start it by spawn");
+  }
   std::lock_guard<std::mutex> guard(turn_);
   if (threads_ == 1) {
     task(0);
     return;
   }
   task_ = &task;
-  pending_.store(threads_ - 1, std::memory_order_relaxed);
+  pending_.store(static_cast<uint32_t>(threads_) - 1, std::memory_order_relaxed);
   publish_change(generation_, sleepers_);
   task(0);
-  // The workers finish within moments of the caller; yielding keeps a single-core machine moving.
-  for (int spin = 0; pending_.load(std::memory_order_acquire) != 0; ++spin) {
-    if (spin < kSpins) {
-      relax();
-    } else {
-      sched_yield();
-    }
+  for (uint32_t left = pending_.load(std::memory_order_acquire); left != 0;
+       left = pending_.load(std::memory_order_acquire)) {
+    wait_change(pending_, left, waiters_);
   }
 }
 
@@ -112,7 +132,10 @@ void ThreadPool::worker(int index, int cpu) {
     ++seen;
     if (stop_.load(std::memory_order_relaxed)) return;
     (*task_)(index);
-    pending_.fetch_sub(1, std::memory_order_acq_rel);
+    // The caller may end the pool as soon as it sees zero, but its threads are joined first, so `waiters_` is still
+    // there.
+    pending_.fetch_sub(1, std::memory_order_seq_cst);
+    if (waiters_.load(std::memory_order_seq_cst) > 0) futex_wake_all(pending_);
   }
 }
 

@@ -53,15 +53,18 @@ class ThreadPool {
 
  private:
   void worker(int index, int cpu);
+  void end_workers();
 
   const int threads_;
+  const int owner_;  // process that started the threads
   Barrier barrier_;
   std::mutex turn_;
   const std::function<void(int)>* task_ = nullptr;
   std::atomic<bool> stop_{false};
   alignas(kCacheLine) std::atomic<uint32_t> generation_{0};
   alignas(kCacheLine) std::atomic<int32_t> sleepers_{0};
-  alignas(kCacheLine) std::atomic<int32_t> pending_{0};
+  alignas(kCacheLine) std::atomic<uint32_t> pending_{0};
+  std::atomic<int32_t> waiters_{0};
   std::vector<std::thread> workers_;
 };
 

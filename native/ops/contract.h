@@ -128,7 +128,7 @@ struct AttentionArgs {
 };
 
 // Floats of scratch that an attention row may use for `query_rows` (token, head) pairs.
-constexpr size_t attention_scratch_floats(size_t query_rows, size_t head_dim) {
+static constexpr size_t attention_scratch_floats(size_t query_rows, size_t head_dim) {
   return query_rows * (2 * head_dim + kPartition + 4) + 64;
 }
 

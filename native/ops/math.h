@@ -29,6 +29,7 @@ static inline uint32_t float_to_bits(float value) {
 }
 
 static inline float exp_f32(float x) {
+  if (x != x) return x;
   x = x < kExpLow ? kExpLow : x;
   x = x > kExpHigh ? kExpHigh : x;
   const float n = (x * kLog2E + kRoundMagic) - kRoundMagic;

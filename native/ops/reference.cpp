@@ -126,7 +126,17 @@ void quantize_int8(const QuantizeArgs& a) {
       const int32_t begin = static_cast<int32_t>(g) * a.group;
       const int32_t end = begin + a.group < a.columns ? begin + a.group : a.columns;
       float largest = 0;
-      for (int32_t i = begin; i < end; ++i) largest = std::fabs(x[i]) > largest ? std::fabs(x[i]) : largest;
+      bool finite = true;
+      for (int32_t i = begin; i < end; ++i) {
+        finite = finite && std::isfinite(x[i]);
+        largest = std::fabs(x[i]) > largest ? std::fabs(x[i]) : largest;
+      }
+      if (!finite) {
+        for (int32_t i = begin; i < end; ++i) out[i] = 0;
+        a.scales[static_cast<size_t>(row) * a.groups + g] = std::numeric_limits<float>::quiet_NaN();
+        a.sums[static_cast<size_t>(row) * a.groups + g] = 0;
+        continue;
+      }
       const float inverse = largest >= kSmallestQuantized ? 127.0f / largest : 0.0f;
       int32_t sum = 0;
       for (int32_t i = begin; i < end; ++i) {
@@ -301,11 +311,11 @@ void attention(const AttentionArgs& a) {
 }
 
 void measure_int8(const MeasureArgs& a) {
-  int32_t acc[8] = {};
+  uint32_t acc[8] = {};
   for (size_t i = 0; i < a.amount; i += 8) {
-    for (int j = 0; j < 8; ++j) acc[j] += static_cast<int32_t>(i & 127) * (j + 1);
+    for (uint32_t j = 0; j < 8; ++j) acc[j] += static_cast<uint32_t>(i & 127) * (j + 1);
   }
-  for (int32_t value : acc) *a.sink += static_cast<float>(value & 1);
+  for (uint32_t value : acc) *a.sink += static_cast<float>(value & 1);
 }
 
 void measure_f32(const MeasureArgs& a) {

@@ -127,6 +127,32 @@ def test_quantize_int8_of_values_too_small_to_invert(row: str, largest: float) -
     assert_quantized_alike(x, "int8_g32", row)
 
 
+@pytest.mark.parametrize("row", [*candidates("quantize_int8"), "quantize_int8_reference"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_quantize_int8_shows_a_value_that_is_not_finite(row: str, bad: float) -> None:
+    """No number may come out of a group with NaN or infinity in it; other groups and rows are untouched."""
+    x = spread(np.random.default_rng(13), (3, 80))
+    x[1, 37] = bad
+    values, scales, sums = quantize(x, "int8_g16", row)
+    wanted = quantize(np.where(np.isfinite(x), x, 0).astype(np.float32), "int8_g16", REFERENCE)
+    hit = np.zeros(scales.shape, bool)
+    hit[1, 2] = True
+    assert np.isnan(scales[hit]).all()
+    assert (sums[hit] == 0).all()
+    assert (values[1, 32:48] == 0).all()
+    assert_same_bits(scales[~hit], wanted[1][~hit], f"{row}, scales")
+    assert_same_bits(sums[~hit], wanted[2][~hit], f"{row}, sums")
+
+
+@pytest.mark.parametrize("op", ["silu_mul", "gelu_tanh_mul"])
+def test_activations_keep_nan(op: str) -> None:
+    x = np.ones((2, 64), np.float32)
+    x[0, 3] = np.nan
+    for row in (*candidates(op), REFERENCE):
+        found = gated(op, x, row)
+        assert np.argwhere(np.isnan(found)).tolist() == [[0, 3]], row
+
+
 def rope(x: Float32, table: Float32, head_dim: int, row: str) -> Float32:
     count, columns = x.shape
     bench = Bench({"x": (columns + 8, "f32"), "t": (table.shape[1], "f32")}, force=row, tokens=count + 1)

@@ -1,8 +1,6 @@
 // Paged attention and KV writes over any folder's simd.h, f32 and bf16 (docs/ops.md, "attention" and "The page").
 #pragma once
 
-#include <limits>
-
 #include "kernels/shared/rowwise.h"
 
 namespace {
@@ -157,7 +155,7 @@ static void weigh_visible(const Element* const* tiles, const int (&begin)[M], co
 
 // Softmax numerators of one row over its visible part [begin, end) of a partition; zero elsewhere in [low, high).
 static inline void soften(QueryRow& row, int begin, int end, int low, int high, float& largest, float& sum) {
-  const F32 nothing = set1(-std::numeric_limits<float>::infinity());
+  const F32 nothing = set1(-__builtin_inff());
   F32 top = nothing;
   for (int t = begin / kBlock; t * kBlock < end; ++t) {
     const F32 s = keep_lanes(load(row.e + t * kBlock), nothing, begin - t * kBlock, end - t * kBlock);

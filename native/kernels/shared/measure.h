@@ -5,16 +5,17 @@
 
 namespace {
 
-// Eight independent sums of sixteen outputs x four k each; the operands stay in registers or the first cache.
+// kMeasureSums (simd.h) independent sums hide the latency of an instruction; the operands stay in registers or the
+// first cache.
 static inline void measure_int8_rate(const neoserve::MeasureArgs& a) {
-  constexpr int kSums = 4;
+  constexpr int kSums = kMeasureSums;
   int8_t bytes[64];
   for (int i = 0; i < 64; ++i) bytes[i] = static_cast<int8_t>(i);
   const Int8Weights w = load_int8(bytes);
   I32 acc[kSums];
   for (int j = 0; j < kSums; ++j) acc[j] = zero_i32();
   for (size_t done = 0; done < a.amount; done += 64 * kSums) {
-    for (int j = 0; j < kSums; ++j) acc[j] = dot4(acc[j], w, bytes + 4 * j);
+    for (int j = 0; j < kSums; ++j) acc[j] = dot4(acc[j], w, bytes + 4 * (j % 16));
     __asm__ volatile("" ::: "memory");
   }
   float lanes[16];
@@ -25,7 +26,7 @@ static inline void measure_int8_rate(const neoserve::MeasureArgs& a) {
 }
 
 static inline void measure_f32_rate(const neoserve::MeasureArgs& a) {
-  constexpr int kSums = 6;
+  constexpr int kSums = kMeasureSums;
   F32 acc[kSums];
   for (int j = 0; j < kSums; ++j) acc[j] = set1(static_cast<float>(j));
   const F32 x = set1(0.5f), y = set1(1.0f);

@@ -23,8 +23,9 @@ static inline void store_some(float* p, F32 x, int count) {
 }
 
 static inline F32 exp(F32 x) {
-  x = max(x, set1(-87.33654f));
-  x = min(x, set1(88.0f));
+  // The second operand survives where one is NaN (x86's rule), so NaN stays NaN.
+  x = max(set1(-87.33654f), x);
+  x = min(set1(88.0f), x);
   const F32 magic = set1(12582912.0f);
   const F32 n = sub(add(mul(x, set1(1.44269504f)), magic), magic);
   F32 r = fma(n, set1(-0.693359375f), x);
@@ -83,8 +84,18 @@ static inline void quantize_int8_rows(const neoserve::QuantizeArgs& a) {
     for (size_t g = 0; g < a.groups; ++g) {
       const int32_t begin = static_cast<int32_t>(g) * a.group;
       const int32_t end = begin + a.group < a.columns ? begin + a.group : a.columns;
-      F32 extremes = zero_f32();
-      for (int32_t i = begin; i < end; i += kBlock) extremes = max(extremes, abs(load_some(x + i, end - i)));
+      F32 extremes = zero_f32(), residue = zero_f32();
+      for (int32_t i = begin; i < end; i += kBlock) {
+        const F32 value = load_some(x + i, end - i);
+        extremes = max(extremes, abs(value));
+        residue = add(residue, sub(value, value));  // NaN as soon as a value is not finite
+      }
+      if (sum_tree(residue) != 0.0f) {
+        for (int32_t i = begin; i < end; ++i) out[i] = 0;
+        a.scales[static_cast<size_t>(row) * a.groups + g] = __builtin_nanf("");
+        a.sums[static_cast<size_t>(row) * a.groups + g] = 0;
+        continue;
+      }
       const float largest = largest_lane(extremes);
       const F32 inverse = set1(largest >= neoserve::kSmallestQuantized ? 127.0f / largest : 0.0f);
       I32 sums = zero_i32();

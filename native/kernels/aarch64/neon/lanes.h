@@ -8,7 +8,8 @@
 
 namespace {
 
-constexpr int kTileRows = 4;  // rows per micro-tile: 16 accumulators, 4 weight registers, the rest temporaries
+constexpr int kTileRows = 4;     // rows per micro-tile: 16 accumulators, 4 weight registers, the rest temporaries
+constexpr int kMeasureSums = 4;  // sixteen registers of sums
 
 struct F32 {
   float32x4_t v[4];

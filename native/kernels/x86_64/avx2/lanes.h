@@ -8,7 +8,8 @@
 
 namespace {
 
-constexpr int kTileRows = 4;  // rows per micro-tile: 8 accumulators, 4 weight registers, 4 temporaries
+constexpr int kTileRows = 4;     // rows per micro-tile: 8 accumulators, 4 weight registers, 4 temporaries
+constexpr int kMeasureSums = 5;  // ten registers of sums
 
 struct F32 {
   __m256 a, b;

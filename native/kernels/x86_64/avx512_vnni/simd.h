@@ -8,7 +8,8 @@
 
 namespace {
 
-constexpr int kTileRows = 8;  // rows per micro-tile: 8 accumulators hide the latency of a dot product
+constexpr int kTileRows = 8;      // rows per micro-tile: 8 accumulators hide the latency of a dot product
+constexpr int kMeasureSums = 12;  // two ports, five cycles of latency
 
 struct F32 {
   __m512 v;
