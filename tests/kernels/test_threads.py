@@ -14,7 +14,7 @@ from .bench import Bench
 
 
 pytestmark = pytest.mark.skipif(
-    "NEOSERVE_EXPECT_FEATURES" in os.environ,
+    "NEOSERVE_EMULATED_CPU" in os.environ,
     reason="an emulated CPU: the emulator shares fork and the limit of address space with its own needs",
 )
 

@@ -278,6 +278,13 @@ class TestPrepare:
             prepare(checkpoint, options, build_program, available_bytes=1000)
         assert prepare(checkpoint, options, build_program, available_bytes=1 << 30).limits.max_context == 128
 
+    def test_what_does_not_fit_together_is_refused(self) -> None:
+        options = replace(OPTIONS, kv_cache_bytes=1 << 20, context_length=None, max_running_requests=64)
+        with pytest.raises(
+            ConfigurationError, match=r"the model needs 1 MiB .* but 0 MiB are available; lower kv_cache"
+        ):
+            prepare(fake_checkpoint(LLAMA), options, build_program, available_bytes=400_000)
+
     def test_context_beyond_the_trained_length_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="context_length is 129; the model holds at most 128 tokens"):
             prepare(fake_checkpoint(LLAMA), replace(OPTIONS, context_length=129), build_program)

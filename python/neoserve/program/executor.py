@@ -101,6 +101,7 @@ def prepare(
         program = _trace(config, catalog, build_program, kv.context_length)
     limits = _limits(program, kv, options)
     plan = plan_memory(program, limits.max_tokens, limits.max_logit_rows)
+    _check_room(sum(weight_bytes(weight) for weight in program.weights.values()), plan, kv, room)
     formats = sorted({str(weight.format) for weight in program.weights.values()})
     activations = sorted({weight.format.activation for weight in program.weights.values()})
     summary = f"{config.architecture}: weights {', '.join(formats)}, activations {', '.join(activations)}; {kv.reason}"
@@ -164,6 +165,17 @@ def _trace(config: ModelConfig, catalog: Catalog, build_program: ProgramBuilder,
     program = check_symbolic(lambda bounds: build_program(config, catalog, context_length=context, bounds=bounds))
     verify(program, catalog)
     return program
+
+
+def _check_room(weights: int, plan: MemoryPlan, kv: KvPlan, room: int) -> None:
+    """The system would hand out more memory than it has and end the process later, so the sum is checked here."""
+    needed = weights + plan.arena_bytes + kv.total_bytes
+    if needed > room:
+        mib = [round(size / 2**20) for size in (needed, weights, plan.arena_bytes, kv.total_bytes, room)]
+        raise ConfigurationError(
+            f"the model needs {mib[0]} MiB (weights {mib[1]}, activations {mib[2]}, KV cache {mib[3]}), but {mib[4]} MiB "
+            "are available; lower kv_cache_bytes, context_length or max_tokens_per_step, or use a smaller model"
+        )
 
 
 def _check_context(config: ModelConfig, context_length: int | None) -> None:
