@@ -12,7 +12,6 @@ from neoserve import _native
 
 from .bench import Bench
 
-
 pytestmark = pytest.mark.skipif(
     "NEOSERVE_EMULATED_CPU" in os.environ,
     reason="an emulated CPU: the emulator shares fork and the limit of address space with its own needs",

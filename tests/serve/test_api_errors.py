@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -138,6 +139,8 @@ async def test_the_queue_is_bounded() -> None:
             for _ in range(2)
         ]
         await server.running()
+        while server.engine.stats().waiting < 1:
+            await asyncio.sleep(0.005)
         for stream in (False, True):
             response = await server.complete(stream=stream)
             assert error_of(response, 503)["code"] == "queue_full"

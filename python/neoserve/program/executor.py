@@ -173,8 +173,8 @@ def _check_room(weights: int, plan: MemoryPlan, kv: KvPlan, room: int) -> None:
     if needed > room:
         mib = [round(size / 2**20) for size in (needed, weights, plan.arena_bytes, kv.total_bytes, room)]
         raise ConfigurationError(
-            f"the model needs {mib[0]} MiB (weights {mib[1]}, activations {mib[2]}, KV cache {mib[3]}), but {mib[4]} MiB "
-            "are available; lower kv_cache_bytes, context_length or max_tokens_per_step, or use a smaller model"
+            f"the model needs {mib[0]} MiB (weights {mib[1]}, activations {mib[2]}, KV cache {mib[3]}), but {mib[4]} "
+            "MiB are available; lower kv_cache_bytes, context_length or max_tokens_per_step, or use a smaller model"
         )
 
 

@@ -216,7 +216,7 @@ def _create_model(
             f"the activations of a step need {plan.arena_bytes} bytes, which the system refuses; lower "
             "max_tokens_per_step"
         ) from None
-    except ValueError as error:  # a kernel that this build or CPU has not; a thread count out of range
+    except (ValueError, RuntimeError) as error:  # a row that this CPU has not; threads out of range or refused
         raise ConfigurationError(str(error)) from None
 
 
