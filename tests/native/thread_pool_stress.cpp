@@ -131,12 +131,9 @@ struct Case {
 };
 
 constexpr Case kCases[] = {
-    {"run publishes both ways", run_publishes_both_ways, 600},
-    {"barriers order ops", barriers_order_ops, 200},
-    {"chunks are claimed once", chunks_are_claimed_once, 500},
-    {"sleepers wake", sleepers_wake, 20},
-    {"callers take turns", callers_take_turns, 150},
-    {"pools end", pools_end, 30},
+    {"run publishes both ways", run_publishes_both_ways, 600}, {"barriers order ops", barriers_order_ops, 200},
+    {"chunks are claimed once", chunks_are_claimed_once, 500}, {"sleepers wake", sleepers_wake, 20},
+    {"callers take turns", callers_take_turns, 150},           {"pools end", pools_end, 30},
 };
 
 }  // namespace
