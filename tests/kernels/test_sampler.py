@@ -312,6 +312,7 @@ print(len(bench.model.sample(batch)[0]))
 
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer ends the process itself")
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs the size of the address space")
+@pytest.mark.skipif("NEOSERVE_EMULATED_CPU" in os.environ, reason="an emulated Python cannot start itself")
 def test_memory_that_runs_out_in_a_draw_ends_the_call_and_not_the_process() -> None:
     """The candidates of a row need 64 MiB, which no thread of the pool gets; the model works again afterwards."""
     root = Path(__file__).parents[2]
