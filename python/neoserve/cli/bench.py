@@ -24,6 +24,7 @@ def bench(
     batch: Annotated[str, typer.Option("--batch", help="Sequences at once, comma-separated.")] = "1",
     repetitions: Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Runs of each test.")] = 3,
     dtype: opt.DType = "auto",
+    quantization: opt.QuantizationOption = None,
     chunked_prefill_size: opt.ChunkSize = 512,
     page_size: opt.PageSize = 16,
     kv_cache_memory: opt.KvMemory = None,
@@ -44,6 +45,7 @@ def bench(
         [None] if threads is None else [*parse_counts("--threads", threads)],
         opt.engine_options(
             dtype=dtype,
+            quantization=quantization,
             chunk_size=chunked_prefill_size,
             page_size=page_size,
             kv_memory=kv_cache_memory,

@@ -163,7 +163,7 @@ _LLAMA_CPP = _table(
 _SHARED = _table(
     "vLLM and SGLang",
     {
-        "--quantization -q": _QUANTISED,
+        "--quantization -q": "--quantization int8, int4 or bf16; quantised checkpoints need no flag",
         "--kv-cache-dtype": _LATER,
         "--tokenizer --tokenizer-path --skip-tokenizer-init --revision": "not supported: a model brings its tokenizer",
         "--trust-remote-code": "not supported: code from a checkpoint is never run",

@@ -24,6 +24,7 @@ def generate(
     repetition_penalty: sampling.RepetitionPenalty = None,
     seed: sampling.Seed = None,
     dtype: opt.DType = "auto",
+    quantization: opt.QuantizationOption = None,
     context_length: opt.ContextLength = None,
     threads: opt.Threads = None,
     kv_cache_memory: opt.KvMemory = None,
@@ -35,6 +36,7 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     options = opt.engine_options(
         dtype=dtype,
+        quantization=quantization,
         context_length=context_length,
         threads=threads,
         kv_memory=kv_cache_memory,

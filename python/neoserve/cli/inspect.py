@@ -24,6 +24,7 @@ def inspect(
     ] = False,
     step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the step that costs are given for.")] = 16,
     dtype: opt.DType = "auto",
+    quantization: opt.QuantizationOption = None,
     context_length: opt.ContextLength = None,
     page_size: opt.PageSize = 16,
     kv_cache_memory: opt.KvMemory = None,
@@ -38,6 +39,7 @@ def inspect(
         opt.chosen_model(model, model_option),
         opt.engine_options(
             dtype=dtype,
+            quantization=quantization,
             context_length=context_length,
             page_size=page_size,
             kv_memory=kv_cache_memory,

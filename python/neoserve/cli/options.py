@@ -20,6 +20,10 @@ ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=f"{_M
 RequiredModel = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL)]
 ModelOption = Annotated[str | None, typer.Option("--model", help="The same as MODEL.")]
 DType = Annotated[str, typer.Option("--dtype", help="Weight and KV type: auto (as stored), float32 or bfloat16.")]
+QuantizationOption = Annotated[
+    str | None,
+    typer.Option("--quantization", help="Round the weights at load: int8, int4 or bf16. [default: as stored]"),
+]
 ContextLength = Annotated[
     int | None,
     typer.Option("--context-length", help="Longest prompt plus output in tokens. [default: as memory allows]"),
@@ -56,6 +60,7 @@ def chosen_model(argument: str | None, option: str | None) -> str | None:
 def engine_options(
     *,
     dtype: str = "auto",
+    quantization: str | None = None,
     context_length: int | None = None,
     threads: int | None = None,
     max_running: int | None = None,
@@ -70,6 +75,7 @@ def engine_options(
 
     given: dict[str, object] = {
         "dtype": dtype,
+        "quantization": quantization,
         "context_length": context_length,
         "num_threads": threads,
         "max_running_requests": max_running,

@@ -22,6 +22,7 @@ def serve(
         list[str] | None, typer.Option(help="Name that requests use; may be repeated. [default: the model's]")
     ] = None,
     dtype: opt.DType = "auto",
+    quantization: opt.QuantizationOption = None,
     context_length: opt.ContextLength = None,
     threads: opt.Threads = None,
     max_running_requests: opt.MaxRunning = 32,
@@ -48,6 +49,7 @@ def serve(
     server = ServerOptions(host=host, port=port, log_level=log_level, drain_seconds=drain_seconds)
     engine = opt.engine_options(
         dtype=dtype,
+        quantization=quantization,
         context_length=context_length,
         threads=threads,
         max_running=max_running_requests,

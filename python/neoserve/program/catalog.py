@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from neoserve.program.quantize import quantized_format
 from neoserve.types.errors import ConfigurationError
-from neoserve.types.options import DTYPES, DType
+from neoserve.types.options import DTYPES, DType, Quantization
 from neoserve.types.tensors import BF16, F32, CheckpointTensor, WeightFormat
 
 
@@ -39,9 +40,16 @@ def choose_format(shape: tuple[int, ...], native: WeightFormat, dtype: DType) ->
     return native
 
 
-def build_catalog(tensors: Mapping[str, CheckpointTensor], dtype: DType) -> dict[str, ParameterSpec]:
-    """Catalog of a checkpoint's tensors (canonical names) for ``dtype``; see choose_format."""
-    return {
-        name: ParameterSpec(tuple(tensor.shape), choose_format(tuple(tensor.shape), tensor.native_format(), dtype))
-        for name, tensor in tensors.items()
-    }
+def build_catalog(
+    tensors: Mapping[str, CheckpointTensor], dtype: DType, quantization: Quantization | None = None
+) -> dict[str, ParameterSpec]:
+    """Catalog of a checkpoint's tensors (canonical names): see choose_format, and quantized_format if that is asked."""
+    catalog = {}
+    for name, tensor in tensors.items():
+        shape, native = tuple(tensor.shape), tensor.native_format()
+        if quantization is None or len(shape) == 1:
+            fmt = choose_format(shape, native, dtype)
+        else:
+            fmt = quantized_format(name, shape[1], native, quantization)
+        catalog[name] = ParameterSpec(shape, fmt)
+    return catalog

@@ -81,7 +81,7 @@ def prepare(
     Raises CheckpointError, UnsupportedModelError or ConfigurationError naming what does not fit.
     """
     config = checkpoint.config
-    catalog = build_catalog(checkpoint.tensors, options.dtype)
+    catalog = build_catalog(checkpoint.tensors, options.dtype, options.quantization)
     kv_dtype = "f32" if options.dtype == "float32" else "bf16"
     _check_context(config, options.context_length)
     context = options.context_length or config.max_position

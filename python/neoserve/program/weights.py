@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from neoserve.program.ir import Vector, Weight
+from neoserve.program.quantize import quantize_rows
 from neoserve.types.errors import CheckpointError
-from neoserve.types.tensors import CheckpointTensor, TensorRows, WeightFormat
+from neoserve.types.tensors import BF16, F32, CheckpointTensor, TensorRows, WeightFormat
 
 BLOCK_BYTES = 8 << 20
 """Canonical bytes of values read at once: large enough to stream, small beside any model."""
@@ -61,12 +62,16 @@ def row_ranges(
 
 
 def read_range(rows: RowRange, weight: Weight) -> TensorRows:
-    """The canonical rows of a range, checked against the format of ``weight``.
+    """The canonical rows of a range, checked against the format of ``weight``; quantised here if not stored so.
 
     Raises CheckpointError naming tensor and rows when arrays do not fit the format, or scales are not finite.
     """
-    found = rows.tensor.read_rows(rows.start, rows.stop, weight.format)
     where = f"{rows.tensor.file}: tensor {rows.part} rows [{rows.start}, {rows.stop})"
+    if weight.format in (rows.tensor.native_format(), F32, BF16):
+        found = rows.tensor.read_rows(rows.start, rows.stop, weight.format)
+    else:
+        values = rows.tensor.read_rows(rows.start, rows.stop, F32).values.astype(np.float32, copy=False)
+        found = quantize_rows(values, weight.format, where)
     _check_rows(where, found, weight.format, rows.stop - rows.start, weight.k)
     return found
 

@@ -9,6 +9,8 @@ from neoserve.types.errors import ConfigurationError
 
 DType = Literal["auto", "float32", "bfloat16"]
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16")
+Quantization = Literal["int8", "int4", "bf16"]
+QUANTIZATIONS: tuple[str, ...] = ("int8", "int4", "bf16")
 PAGE_SIZES = (16, 32, 64)
 
 
@@ -20,9 +22,10 @@ class EngineOptions:
     ``max_tokens_per_step`` bounds the tokens of one step, decode and prefill together: the chunk size of chunked
     prefill, and with it the longest gap between two tokens of a running request. ``context_length`` is the longest
     prompt plus output in tokens. ``kv_cache_bytes`` is the memory for KV pages of ``page_size`` tokens.
-    ``dtype`` is the weight and KV type (auto: as stored). ``num_threads`` counts compute threads. ``kernel_force``
-    names a kernel row or feature set that must be used. After ``max_failed_steps`` failed steps in a row the engine
-    counts as dead.
+    ``dtype`` is the weight and KV type (auto: as stored). ``quantization`` rounds the matrices at load instead: int8
+    per channel, int4 in groups of 32, or bf16 (see program.quantize). ``num_threads`` counts compute threads.
+    ``kernel_force`` names a kernel row or feature set that must be used. After ``max_failed_steps`` failed steps in
+    a row the engine counts as dead.
 
     Raises ConfigurationError naming the option.
     """
@@ -34,6 +37,7 @@ class EngineOptions:
     page_size: int = 16
     kv_cache_bytes: int | None = None
     dtype: DType = "auto"
+    quantization: Quantization | None = None
     num_threads: int | None = None
     kernel_force: str | None = None
     max_failed_steps: int = 8
@@ -50,6 +54,19 @@ class EngineOptions:
             raise ConfigurationError(f"page_size is {self.page_size!r}; it must be one of {PAGE_SIZES}")
         if self.dtype not in DTYPES:
             raise ConfigurationError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
+        self._check_quantization()
+
+    def _check_quantization(self) -> None:
+        if self.quantization is None:
+            return
+        if self.quantization not in QUANTIZATIONS:
+            choices = ", ".join(QUANTIZATIONS)
+            raise ConfigurationError(f"quantization is {self.quantization!r}; it must be one of {choices}, or None")
+        if self.dtype != "auto":
+            raise ConfigurationError(
+                f"dtype is {self.dtype!r} and quantization is {self.quantization!r}; both choose the weights' type: "
+                "leave one out"
+            )
 
 
 def _check_count(name: str, value: object, low: int) -> None:
