@@ -129,6 +129,28 @@ def test_doctor_refuses_unknown_kernels(capsys: pytest.CaptureFixture[str]) -> N
     assert "reference" in err
 
 
+def test_doctor_fingerprint(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for options in ([], ["--threads", "1"], ["--kernels", "reference"], ["--quantization", "int8"]):
+        code, out, err = run(capsys, "doctor", "--fingerprint", model, "--json", *options)
+        assert (code, err) == (0, "")
+        found.append(json.loads(out))
+    plain, one_thread, portable, int8 = found
+    assert not plain["exempt"] or plain["formats"] == ["bf16"]
+    assert one_thread["logits"] == plain["logits"]
+    assert int8["formats"] == ["int8_channel"]
+    assert all("reference" in row for row in portable["rows"])
+    if not plain["exempt"]:
+        assert portable["logits"] == plain["logits"]
+    assert int8["logits"] != plain["logits"]
+
+
+def test_doctor_fingerprint_options_need_it(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "doctor", "--quantization", "int8")
+    assert (code, out) == (1, "")
+    assert "--fingerprint MODEL" in err
+
+
 def test_bench(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("-p", "8,16", "-n", "4", "-t", "1", "--batch", "1,2", "-r", "1", "--json")
     code, out, err = run(capsys, "bench", model, *words)

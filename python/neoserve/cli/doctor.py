@@ -10,21 +10,61 @@ from neoserve.cli import options as opt
 
 if TYPE_CHECKING:
     from neoserve.bench.machine import MachineReport
+    from neoserve.types.options import EngineOptions
 
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     kernels: opt.Kernels = None,
+    fingerprint: Annotated[
+        str | None,
+        typer.Option("--fingerprint", metavar="MODEL", help="Hash the logits of fixed prompts, to compare machines."),
+    ] = None,
+    dtype: opt.DType = "auto",
+    quantization: opt.QuantizationOption = None,
+    threads: opt.Threads = None,
 ) -> None:
     """Show CPU features, cores, limits, and the kernel row of every op with the reasons of rejected ones."""
     from neoserve.bench.machine import inspect_machine
     from neoserve.cli.output import print_json
+    from neoserve.types.errors import ConfigurationError
 
+    if fingerprint is not None:
+        _fingerprint(
+            fingerprint,
+            opt.engine_options(
+                dtype=dtype, quantization=quantization, threads=threads, kernels=kernels, context_length=512
+            ),
+            as_json,
+        )
+        return
+    if dtype != "auto" or quantization is not None or threads is not None:
+        raise ConfigurationError("--dtype, --quantization and --threads of doctor belong to --fingerprint MODEL")
     report = inspect_machine(kernels or "")
     if as_json:
         print_json(report.json_object())
     else:
         _print(report)
+
+
+def _fingerprint(model: str, options: EngineOptions, as_json: bool) -> None:
+    from neoserve.bench.fingerprint import fingerprint
+    from neoserve.cli.output import console, print_json
+
+    found = fingerprint(model, options)
+    if as_json:
+        print_json(found.json_object())
+        return
+    screen = console()
+    screen.print(f"{found.model}: {', '.join(found.formats)} ({found.digest})", markup=False)
+    for text in found.texts:
+        screen.print(f"  {text!r}", markup=False)
+    screen.print(f"kernel rows: {', '.join(found.rows)}", markup=False)
+    if found.exempt:
+        screen.print(
+            f"not comparable with other CPUs, for their rounding differs: {', '.join(found.exempt)}", markup=False
+        )
+    screen.print(f"fingerprint: {found.logits}", markup=False)
 
 
 def _print(report: MachineReport) -> None:

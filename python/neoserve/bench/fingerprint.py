@@ -1,0 +1,133 @@
+"""One hash over the logits of a fixed set of prompts: equal hashes mean that two machines compute the same bits.
+
+Every prompt is prefilled and continued greedily; the bits of all logits go into the hash. By the op contract
+(docs/ops.md) the int8, int4 and f32 rows of every instruction set round alike, so the hash of a model is the same on
+all CPUs. The dot-product instructions for bf16 round in their own way: rows of those feature sets are named as exempt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from neoserve.bench.machine import kernel_rows
+from neoserve.llm import LLM
+from neoserve.types.errors import NeoServeError
+from neoserve.types.options import EngineOptions
+from neoserve.types.step import Executor
+
+NEW_TOKENS = 16
+LONG_TOKENS = 300
+"""The last prompt is repeated to this length, beyond one partition of attention (256 positions)."""
+
+PROMPTS = (
+    "The capital of France is",
+    "Water boils at a temperature of",
+    "def fibonacci(n):",
+    "Once upon a time there was a",
+    "1, 2, 3, 5, 8, 13,",
+    "Dear customer, thank you for",
+    "Die Hauptstadt von Deutschland ist",
+    "北京是中国的",
+    "The three primary colours are red, yellow and",
+)
+
+EXEMPT_FEATURE_SETS = ("bf16", "avx512_bf16")
+"""Feature sets whose products of bf16 round differently from the contract; see docs/ops.md."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """What a model computes on this machine.
+
+    ``logits`` is the SHA-256 of all logits (float32, little endian, in order of prompts and positions). ``outputs`` are
+    the greedy ids per prompt, ``texts`` the same as text. ``rows`` are the kernel rows bound, ``exempt`` those among
+    them that do not promise equal bits on other CPUs. ``digest`` identifies the checkpoint, ``formats`` its weights.
+    """
+
+    model: str
+    digest: str
+    formats: tuple[str, ...]
+    logits: str
+    outputs: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...]
+    rows: tuple[str, ...]
+    exempt: tuple[str, ...]
+
+    def json_object(self) -> dict[str, object]:
+        """Everything as JSON values."""
+        return asdict(self)
+
+
+def fingerprint(model: str | None, options: EngineOptions) -> Fingerprint:
+    """Loads a model and takes its fingerprint.
+
+    Raises what loading raises, and NeoServeError if a logit is not finite.
+    """
+    with LLM(model, **asdict(options)) as llm:
+        executor, loaded = llm.core.executor, llm.loaded
+        logits = hashlib.sha256()
+        outputs = [tuple(_run(executor, prompt, logits)) for prompt in _prompts(llm, executor.limits.max_context)]
+        formats = loaded.details["weight_formats"]
+        rows = loaded.details["kernel_rows"]
+        assert isinstance(formats, list)
+        assert isinstance(rows, list)
+        feature_sets = {row.row: row.feature_set for row in kernel_rows()}
+        return Fingerprint(
+            model=loaded.served_name,
+            digest=loaded.digest,
+            formats=tuple(formats),
+            logits=logits.hexdigest(),
+            outputs=tuple(outputs),
+            texts=tuple(llm.tokenizer.decode(output) for output in outputs),
+            rows=tuple(rows),
+            exempt=tuple(row for row in rows if feature_sets[row] in EXEMPT_FEATURE_SETS),
+        )
+
+
+def _prompts(llm: LLM, context: int) -> list[list[int]]:
+    """Token ids of PROMPTS, each cut to what the context holds beside the new tokens."""
+    tokenizer = llm.tokenizer
+    prompts = [tokenizer.encode(text, add_bos=tokenizer.adds_bos, parse_special=False) for text in PROMPTS]
+    last = prompts[-1]
+    prompts[-1] = (last * (LONG_TOKENS // len(last) + 1))[:LONG_TOKENS]
+    return [prompt[: max(1, context - NEW_TOKENS)] for prompt in prompts]
+
+
+def _run(executor: Executor, prompt: Sequence[int], digest: hashlib._Hash) -> list[int]:
+    """Greedy ids (the lowest among equal maxima) after ``prompt``; feeds every row of logits to ``digest``."""
+    limits = executor.limits
+    ids = list(prompt)
+    chunk = min(limits.max_tokens, limits.max_logit_rows)
+    done = 0
+    output: list[int] = []
+    while len(output) < NEW_TOKENS:
+        stop = min(done + chunk, len(ids))
+        _fill_step(executor, ids, done, stop)
+        executor.forward()
+        rows = executor.logits()
+        if not np.isfinite(rows).all():
+            raise NeoServeError(f"logits between positions {done} and {stop} are not finite; run: pytest tests/kernels")
+        digest.update(np.ascontiguousarray(rows, "<f4").tobytes())
+        done = stop
+        if done == len(ids):
+            output.append(int(rows[-1].argmax()))
+            ids.append(output[-1])
+    return output
+
+
+def _fill_step(executor: Executor, ids: Sequence[int], start: int, stop: int) -> None:
+    """Tokens [start, stop) of the only sequence, which holds the first pages; every token gets a row of logits."""
+    step, count = executor.step, stop - start
+    step.token_ids[:count] = ids[start:stop]
+    step.positions[:count] = np.arange(start, stop, dtype=np.int32)
+    step.query_start[:2] = (0, count)
+    step.context_len[0] = stop
+    pages = -(-stop // executor.limits.page_size)
+    for table in step.block_tables:
+        table[0, :pages] = np.arange(pages, dtype=np.int32)
+    step.logit_rows[:count] = np.arange(count, dtype=np.int32)
+    step.num_tokens, step.num_sequences, step.num_logit_rows = count, 1, count
