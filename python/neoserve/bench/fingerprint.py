@@ -70,7 +70,9 @@ def fingerprint(model: str | None, options: EngineOptions) -> Fingerprint:
     with LLM(model, **asdict(options)) as llm:
         executor, loaded = llm.core.executor, llm.loaded
         logits = hashlib.sha256()
-        outputs = [tuple(_run(executor, prompt, logits)) for prompt in _prompts(llm, executor.limits.max_context)]
+        vocabulary = min(llm.tokenizer.vocab_size, executor.limits.vocab_size)
+        prompts = _prompts(llm, executor.limits.max_context)
+        outputs = [tuple(_run(executor, prompt, vocabulary, logits)) for prompt in prompts]
         formats = loaded.details["weight_formats"]
         rows = loaded.details["kernel_rows"]
         assert isinstance(formats, list)
@@ -91,14 +93,14 @@ def fingerprint(model: str | None, options: EngineOptions) -> Fingerprint:
 def _prompts(llm: LLM, context: int) -> list[list[int]]:
     """Token ids of PROMPTS, each cut to what the context holds beside the new tokens."""
     tokenizer = llm.tokenizer
-    prompts = [tokenizer.encode(text, add_bos=tokenizer.adds_bos, parse_special=False) for text in PROMPTS]
+    prompts = [tokenizer.encode(text, add_bos=tokenizer.adds_bos, parse_special=True) for text in PROMPTS]
     last = prompts[-1]
     prompts[-1] = (last * (LONG_TOKENS // len(last) + 1))[:LONG_TOKENS]
     return [prompt[: max(1, context - NEW_TOKENS)] for prompt in prompts]
 
 
-def _run(executor: Executor, prompt: Sequence[int], digest: hashlib._Hash) -> list[int]:
-    """Greedy ids (the lowest among equal maxima) after ``prompt``; feeds every row of logits to ``digest``."""
+def _run(executor: Executor, prompt: Sequence[int], vocabulary: int, digest: hashlib._Hash) -> list[int]:
+    """Greedy ids below ``vocabulary`` (the lowest among equal maxima) after ``prompt``; ``digest`` takes all logits."""
     limits = executor.limits
     ids = list(prompt)
     chunk = min(limits.max_tokens, limits.max_logit_rows)
@@ -114,7 +116,7 @@ def _run(executor: Executor, prompt: Sequence[int], digest: hashlib._Hash) -> li
         digest.update(np.ascontiguousarray(rows, "<f4").tobytes())
         done = stop
         if done == len(ids):
-            output.append(int(rows[-1].argmax()))
+            output.append(int(rows[-1, :vocabulary].argmax()))
             ids.append(output[-1])
     return output
 

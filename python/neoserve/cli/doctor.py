@@ -32,9 +32,7 @@ def doctor(
     if fingerprint is not None:
         _fingerprint(
             fingerprint,
-            opt.engine_options(
-                dtype=dtype, quantization=quantization, threads=threads, kernels=kernels, context_length=512
-            ),
+            opt.engine_options(dtype=dtype, quantization=quantization, threads=threads, kernels=kernels, max_running=1),
             as_json,
         )
         return
