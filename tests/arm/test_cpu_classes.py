@@ -24,6 +24,9 @@ FEATURES = {
     "max,sve=off,sme=off": MATRIX,
 }
 SVE_BYTES = {"neoverse-v1": 32, "neoverse-n2": 16}
+for _vectors in (1, 2, 4):
+    FEATURES[f"max,sve-max-vq={_vectors}"] = FEATURES["neoverse-n2"]
+    SVE_BYTES[f"max,sve-max-vq={_vectors}"] = 16 * _vectors
 
 # Feature set whose row an op is to get: (without dot product, with it, with matrix multiplication and bf16).
 INTEGER = ("neon", "dotprod", "i8mm")

@@ -20,8 +20,8 @@ from neoserve.types.options import EngineOptions
 from neoserve.types.step import Executor
 
 NEW_TOKENS = 16
-LONG_TOKENS = 300
-"""The last prompt is repeated to this length, beyond one partition of attention (256 positions)."""
+LONG_TOKENS = 40
+"""The last prompt is repeated to this length, so that products of many rows are among what is hashed."""
 
 PROMPTS = (
     "The capital of France is",
