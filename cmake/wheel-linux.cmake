@@ -31,6 +31,7 @@ set(NB_SUFFIX "${NEOSERVE_TARGET_SUFFIX}")
 # the wheel.
 file(GLOB gcc "${NEOSERVE_WHEEL_SYSROOT}/usr/lib/gcc/${NEOSERVE_WHEEL_ARCH}-linux-gnu/*")
 set(CMAKE_CXX_FLAGS_INIT "--gcc-install-dir=${gcc} -ffile-prefix-map=${CMAKE_SOURCE_DIR}=.")
+string(APPEND CMAKE_CXX_FLAGS_INIT " -include \"${CMAKE_CURRENT_LIST_DIR}/glibc_2_28.h\"")
 string(JOIN " " linker "-fuse-ld=lld-${NEOSERVE_WHEEL_CLANG}" -Wl,-z,relro -Wl,-z,now -Wl,-z,noexecstack
        -Wl,--build-id=sha1 -Wl,--as-needed)
 set(CMAKE_SHARED_LINKER_FLAGS_INIT "${linker}")
