@@ -2,6 +2,7 @@
 # make test       all tests of this machine        make test-arm  kernel tests under emulated AArch64 CPUs
 # make lint       style, types, import rules       make format    rewrite the sources in the project's style
 # make dev        compile native/ into the tree, for work on the sources with PYTHONPATH=python
+# make wheels     release wheels of both architectures, built and checked (docs/wheels.md)
 # make wheel      the wheel, in build/wheel        make clean     remove all that was built, and $(VENV)
 #
 # PYTHON=python3.12 and CXX=clang++ choose the interpreter and the compiler.
@@ -23,7 +24,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE \
   $(shell find cmake native python -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.cmake' -o -name '*.html' \))
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: serve test lint format test-arm dev wheel clean
+.PHONY: serve test lint format test-arm dev wheel wheels clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -76,6 +77,11 @@ format: $(VENV)/.installed-lint
 # CPU=neoverse-v1 runs one emulated CPU; without it all of them.
 test-arm:
 	tools/arm/test.sh $(CPU)
+
+wheels:
+	tools/wheels/build.sh
+	build/wheels/tools/bin/python tools/wheels/check.py
+	tools/wheels/import.sh
 
 dev:
 	PYTHON="$(BIN)/python" tools/build_native.sh

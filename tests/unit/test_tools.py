@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +21,6 @@ def load(name: str) -> ModuleType:
 
 check_imports = load("check_imports")
 check_budgets = load("check_budgets")
-check_isa = load("check_isa")
 check_native = load("check_native")
 
 
@@ -172,95 +169,3 @@ class TestNative:
 
     def test_empty_tree_is_an_offence(self, tmp_path: Path) -> None:
         assert check_native.check_tree(tmp_path)
-
-
-class TestIsa:
-    @pytest.mark.parametrize(
-        ("machine", "instruction"),
-        [
-            ("x86_64", "vfmadd231ps %ymm0,%ymm1,%ymm2"),
-            ("x86_64", "vmovss 0x4(%rdi),%xmm0"),
-            ("x86_64", "vpdpbusd %zmm0,%zmm1,%zmm2"),
-            ("x86_64", "mulx %rax,%rbx,%rcx"),
-            ("x86_64", "kmovw %eax,%k1"),
-            ("aarch64", "sdot v0.4s, v1.16b, v2.4b[0]"),
-            ("aarch64", "smmla v0.4s, v1.16b, v2.16b"),
-            ("aarch64", "bfmmla v0.4s, v1.8h, v2.8h"),
-            ("aarch64", "ld1w {z0.s}, p0/z, [x0]"),
-            ("aarch64", "ldaddal w0, w1, [x2]"),
-            ("aarch64", "casal w0, w1, [x2]"),
-            ("aarch64", "fadd v0.8h, v1.8h, v2.8h"),
-            ("aarch64", "ptrue p0.b"),
-        ],
-    )
-    def test_foreign(self, machine: str, instruction: str) -> None:
-        assert check_isa.is_foreign(machine, instruction)
-
-    @pytest.mark.parametrize(
-        ("machine", "instruction"),
-        [
-            ("x86_64", "lock cmpxchg %rdx,(%rdi)"),
-            ("x86_64", "pshufb %xmm1,%xmm0"),
-            ("x86_64", "verw 0x8(%rsp)"),
-            ("x86_64", "popcnt %rax,%rax"),
-            ("aarch64", "fmla v0.4s, v1.4s, v2.s[0]"),
-            ("aarch64", "ld1 {v0.16b}, [x0]"),
-            ("aarch64", "smlal v0.4s, v1.4h, v2.4h"),
-            ("aarch64", "fcvtl v0.4s, v1.4h"),
-            ("aarch64", "fcvt s0, h0"),
-            ("aarch64", "cnt v0.8b, v0.8b"),
-        ],
-    )
-    def test_baseline(self, machine: str, instruction: str) -> None:
-        assert not check_isa.is_foreign(machine, instruction)
-
-    def test_outline_atomics_may_use_lse(self) -> None:
-        listing = ["0000 <__aarch64_ldadd4_acq_rel>:", "   4:\tldaddal\tw0, w0, [x1]"]
-        assert list(check_isa.foreign_instructions("aarch64", listing)) == []
-        listing[0] = "0000 <run>:"
-        assert list(check_isa.foreign_instructions("aarch64", listing)) == [("run", "ldaddal\tw0, w0, [x1]")]
-
-    def compile(self, folder: Path, target: str, source: str, *flags: str) -> None:
-        compiler = shutil.which("g++") or shutil.which("clang++")
-        if compiler is None or shutil.which("objdump") is None:
-            pytest.skip("needs a C++ compiler and objdump")
-        place = folder / "CMakeFiles" / f"{target}.dir"
-        place.mkdir(parents=True)
-        (folder / "a.cpp").write_text(source)
-        subprocess.run([compiler, "-O2", *flags, "-c", folder / "a.cpp", "-o", place / "a.cpp.o"], check=True)
-
-    def test_build_with_a_leak(self, tmp_path: Path) -> None:
-        if check_isa.platform.machine() != "x86_64":
-            pytest.skip("the leak is written for x86-64")
-        source = "void f(float* p) { for (int i = 0; i < 8; i++) p[i] += 1; }"
-        self.compile(tmp_path, "neoserve_native", source, "-mavx2", "-O3")
-        offences, checked = check_isa.check_build(tmp_path, None)
-        assert checked == 1
-        assert any("above the baseline" in offence for offence in offences)
-
-    def test_clean_build(self, tmp_path: Path) -> None:
-        self.compile(tmp_path, "neoserve_native", "int f(int a) { return a + 1; }")
-        assert check_isa.check_build(tmp_path, None) == ([], 1)
-
-    def test_kernel_with_weak_symbol_and_initialiser(self, tmp_path: Path) -> None:
-        source = "inline int g(int a) { return a * 3; }\nint (*table)(int) = g;\nint h(); int value = h();\n"
-        self.compile(tmp_path, "neoserve_kernels_avx2", source)
-        offences, _ = check_isa.check_build(tmp_path, None)
-        assert any("weak symbol _Z1gi" in offence for offence in offences)
-        assert any("static initialiser" in offence for offence in offences)
-
-    def test_leaf_kernel(self, tmp_path: Path) -> None:
-        source = "static int g(int a) { return a; }\nint f(int a) { return g(a); }"
-        self.compile(tmp_path, "neoserve_kernels_avx2", source)
-        assert check_isa.check_build(tmp_path, None) == ([], 1)
-
-    def test_nothing_built_is_an_offence(self, tmp_path: Path) -> None:
-        offences, checked = check_isa.check_build(tmp_path, None)
-        assert checked == 0
-        assert len(offences) == 1
-
-    def test_not_an_object(self, tmp_path: Path) -> None:
-        path = tmp_path / "a.o"
-        path.write_bytes(b"")
-        with pytest.raises(ValueError, match="not an ELF object"):
-            check_isa.machine_of(path)
