@@ -42,7 +42,7 @@ class CoreReport:
     def __str__(self) -> str:
         if not self.name:
             return f"{self.identity}, not known by name"
-        return f"{self.name}{f' ({self.products})' if self.products else ''}, {self.identity}"
+        return f"{self.name}{f' (as in {self.products})' if self.products else ''}, {self.identity}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

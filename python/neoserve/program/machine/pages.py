@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from neoserve import _native
 from neoserve.program.machine.files import ROOT, parse_count, read, read_count
+
+_AREA = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) ")
+_HEXADECIMAL = re.compile(r"[0-9a-f]{1,16}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +69,9 @@ def resident(mappings: Sequence[tuple[int, int]] | None = None, root: Path = ROO
     starts = {area.start for area in areas}
     nodes: dict[int, int] = {}
     for line in read(root / "proc/self/numa_maps").splitlines() if areas else ():
-        words = line.split()
-        if int(words[0], 16) in starts:
-            _count_nodes(words[2:], nodes)
+        start, _, rest = line.partition(" ")
+        if _HEXADECIMAL.fullmatch(start) and int(start, 16) in starts:
+            _count_nodes(rest.split(), nodes)
     return Resident(
         bytes=sum(area.resident for area in areas), huge_bytes=sum(area.huge for area in areas), node_bytes=nodes
     )
@@ -85,11 +89,10 @@ def _areas(root: Path) -> Iterator[_Area]:
     area: _Area | None = None
     for line in read(root / "proc/self/smaps").splitlines():
         words = line.split()
-        low, dash, high = words[0].partition("-") if words else ("", "", "")
-        if dash:
+        if head := _AREA.match(line):
             if area is not None:
                 yield area
-            area = _Area(int(low, 16), int(high, 16))
+            area = _Area(int(head[1], 16), int(head[2], 16))
         elif area is not None and len(words) >= 2 and (kib := parse_count(words[1])) is not None:
             if words[0] == "Rss:":
                 area.resident += kib * 1024
