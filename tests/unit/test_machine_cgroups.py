@@ -48,8 +48,25 @@ class TestWhereTheGroupIs:
         files = {"proc/self/cgroup": f"0::{path}", "proc/self/mountinfo": mount(root, "/sys/fs/cgroup")}
         assert [folder for folder, _ in self.folders(write(tmp_path, files))] == ["sys/fs/cgroup"]
 
+    def test_a_namespace_below_an_older_mount(self, tmp_path: Path) -> None:
+        """unshare -C: the names between mount and namespace are found by who is in the groups."""
+        files = {
+            "proc/self/cgroup": "0::/sub",
+            "proc/self/stat": "42 (python) R 1",
+            "proc/self/mountinfo": mount("/../..", "/sys/fs/cgroup"),
+            "sys/fs/cgroup/a/x/sub/cgroup.procs": "7",
+            "sys/fs/cgroup/a/b/sub/cgroup.procs": "1\n42\n99",
+            "sys/fs/cgroup/a/cgroup.procs": "42",
+        }
+        assert [folder for folder, _ in self.folders(write(tmp_path, files))] == [
+            "sys/fs/cgroup/a/b/sub",
+            "sys/fs/cgroup/a/b",
+            "sys/fs/cgroup/a",
+            "sys/fs/cgroup",
+        ]
+
     def test_the_mount_that_holds_the_path_is_taken(self, tmp_path: Path) -> None:
-        mounts = [mount("/other", "/mnt/other"), mount("/a/b", "/mnt/own"), mount("/", "/mnt/all")]
+        mounts = [mount("/o", "/mnt/other"), mount("/a/b", "/mnt/own"), mount("/", "/mnt/all")]
         files = {"proc/self/cgroup": "0::/a/b", "proc/self/mountinfo": "\n".join(mounts)}
         assert [folder for folder, _ in self.folders(write(tmp_path, files))] == ["mnt/all/a/b", "mnt/all/a", "mnt/all"]
         files["proc/self/mountinfo"] = "\n".join(mounts[:2])

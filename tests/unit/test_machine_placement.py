@@ -99,6 +99,13 @@ class TestPinning:
         details = placement.details()
         assert (details["threads"], details["memory_policy"], details["memory_nodes"]) == (4, "interleave", [0, 1])
 
+    def test_the_summary_tells_threads_with_their_reason(self, tmp_path: Path) -> None:
+        assert choose(tmp_path, TWO, numa="1", num_threads=1).summary() == (
+            "1 thread (as asked; 4 cores allowed on NUMA node 1); node 1 as asked; memory on node 1, others when it is "
+            "full"
+        )
+        assert choose(tmp_path, TWO, numa="off").summary() == "8 threads (one for each of 8 cores allowed)"
+
     def test_warnings_come_from_both(self, tmp_path: Path) -> None:
         files = {**single(8), **nodes({0: "0-3", 1: "4-7"}, allowed="1")}
         placement = choose(tmp_path, files, numa="0", num_threads=20, cpus=range(4, 8))
@@ -261,6 +268,19 @@ Rss:                   4 kB
         assert found.line() == "5 MiB resident, 4 MiB on huge pages; node 0: 1 MiB; node 1: 3 MiB"
 
     @pytest.mark.parametrize(
+        ("ranges", "mib"),
+        [
+            ([(0x103FFFFF, 1)], 3),
+            ([(0x10400000, 0x1000)], 0),
+            ([(0x0FFFF000, 0x1000)], 0),
+            ([(0x0FFFF000, 0x1001)], 3),
+            ([(0x0F000000, 0x100), (0x10000000, 0x100), (0x10300000, 0x100), (0x20000000, 1), (0x40000000, 1)], 5),
+        ],
+    )
+    def test_edges(self, tmp_path: Path, ranges: list[tuple[int, int]], mib: int) -> None:
+        assert pages.resident(ranges, write(tmp_path, {"proc/self/smaps": self.SMAPS})).bytes == mib << 20
+
+    @pytest.mark.parametrize(
         "text", ["", "x", "N0=1", "- -", "0-f00 x\nRss: x kB\n0-g00 y\nRss:", "0 default N0=x Nx=1"]
     )
     def test_nothing_to_read(self, tmp_path: Path, text: str) -> None:
@@ -329,6 +349,7 @@ end.set()
             assert loaded.details["threads"] == loaded.core.stats().threads == 1
             assert str(loaded.details["threads_reason"]).startswith("as asked")
             assert loaded.details["huge_pages"] == "off"
+            assert "; 1 thread (as asked; " in loaded.summary
             assert "MiB resident" in str(loaded.details["memory"])
         finally:
             loaded.close()

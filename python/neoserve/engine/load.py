@@ -142,8 +142,7 @@ def _bind(
         "memory": memory,
         "kernel_rows": sorted({row for _, _, row in executor.rows() if row}),
     }
-    threads = placement.threads.count
-    return executor, f"{prepared.summary}; {threads} thread{'' if threads == 1 else 's'}", details
+    return executor, f"{prepared.summary}; {placement.summary()}", details
 
 
 def _slow_rows(rows: list[tuple[str, str, str]]) -> list[str]:

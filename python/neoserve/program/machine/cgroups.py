@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from neoserve.program.machine.files import ROOT, parse_count, parse_ids, read, read_count
 
 UNLIMITED = 1 << 60
 """cgroup v1 writes a number near 2^63 where there is no memory limit; no machine has so much memory."""
+
+_MOST_FOLDERS = 4096
+"""Folders that are looked into for this process; more would hold up the start."""
 
 _DEFAULT_PERIOD = 100_000
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
@@ -119,16 +123,14 @@ def groups(root: Path, controller: str) -> Iterator[Group]:
                 fallback = f"/sys/fs/cgroup/{controllers}"
         else:
             continue
-        yield from _chain(root / (mount.point or fallback).lstrip("/"), mount.root, path)
+        point = root / (mount.point or fallback).lstrip("/")
+        inside = _inside(path, mount.root) or _found(point, mount.root, path, read(root / "proc/self/stat"))
+        yield from _chain(point, mount.root, inside)
 
 
-def _chain(point: Path, mounted: str, path: str) -> Iterator[Group]:
-    inside = _inside(path, mounted)
-    if inside is None:
-        parts: tuple[str, ...] = ()
-    else:
-        parts = tuple(part for part in inside.parts if part not in ("/", ".."))
-    top = mounted if mounted.startswith("/") and ".." not in mounted else "/"
+def _chain(point: Path, mounted: str, inside: PurePosixPath | None) -> Iterator[Group]:
+    parts = () if inside is None else inside.parts
+    top = mounted if ".." not in mounted else "/"
     for depth in range(len(parts), -1, -1):
         yield Group(point.joinpath(*parts[:depth]), str(PurePosixPath(top, *parts[:depth])))
 
@@ -141,6 +143,20 @@ def _inside(path: str, mounted: str) -> PurePosixPath | None:
         return PurePosixPath(path).relative_to(mounted)
     except ValueError:
         return None
+
+
+def _found(point: Path, mounted: str, path: str, stat: str) -> PurePosixPath | None:
+    """The group below a mount that is older than the namespace (its root is ``/..``): the names of the folders between
+    are in no file, so the one that lists this process is looked for."""
+    steps = PurePosixPath(mounted).parts[1:]
+    process = stat.partition(" ")[0]
+    if not steps or set(steps) != {".."} or ".." in path.split("/") or not process:
+        return None
+    for folder in islice(point.glob("/".join("*" for _ in steps)), _MOST_FOLDERS):
+        group = folder / path.lstrip("/")
+        if process in read(group / "cgroup.procs").split():
+            return PurePosixPath(group.relative_to(point))
+    return None
 
 
 def _best(mounts: list[_Mount], path: str) -> _Mount | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +107,9 @@ def _areas(root: Path) -> Iterator[_Area]:
 
 
 def _overlaps(area: _Area, ranges: Sequence[tuple[int, int]]) -> bool:
-    return any(start < area.end and start + size > area.start for start, size in ranges)
+    """Whether one of ``ranges`` (ascending, apart from each other) lies partly in ``area``."""
+    before = bisect_left(ranges, (area.end, 0))  # of those that start before the area's end, the last reaches farthest
+    return before > 0 and sum(ranges[before - 1]) > area.start
 
 
 def _count_nodes(words: Sequence[str], nodes: dict[int, int]) -> None:

@@ -38,6 +38,12 @@ class Placement:
         """What the user should know before it runs."""
         return (*self.numa.warnings, *((self.threads.warning,) if self.threads.warning else ()))
 
+    def summary(self) -> str:
+        """Threads with their reason, and where memory goes if not where the system puts it."""
+        count = self.threads.count
+        memory = "" if self.numa.mode == "default" else f"; {self.numa.reason}"
+        return f"{count} thread{'' if count == 1 else 's'} ({self.threads.reason}){memory}"
+
     def line(self) -> str:
         """Threads, memory and pinning, each with its reason, in one line."""
         return f"threads {self.threads}; NUMA: {self.numa.reason}; {self.pinning}"
