@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "core/features.h"
+#include "core/identity.h"
 #include "core/memory.h"
 #include "core/thread_pool.h"
 #include "cpus/cores.h"
@@ -82,6 +83,15 @@ double measure(Op op, int threads, size_t amount, const uint8_t* data, size_t by
   return best;
 }
 
+nb::list described(const std::vector<CoreIdentity>& identities) {
+  nb::list out;
+  for (const CoreIdentity& identity : identities) {
+    const Core* core = find_core(identity);
+    out.append(nb::make_tuple(identity.text(), core ? core->name : "", core ? core->products : ""));
+  }
+  return out;
+}
+
 void check_threads(int threads) {
   if (threads < 1 || threads > 1024) throw std::invalid_argument("threads must be in [1, 1024]");
 }
@@ -106,16 +116,23 @@ void bind_machine(nb::module_& m) {
   m.def(
       "cpu_features", [] { return feature_names(detect_features()); },
       "Names of the instruction-set extensions found.");
-  m.def("core_identity", &core_identity, "vendor:family:model (x86-64) or implementer:part (AArch64).");
   m.def(
-      "core_name",
-      [] {
-        const Core* core = find_core(core_identity());
-        return std::string(core ? core->name : "");
+      "cores", [](const std::vector<int>& cpus) { return described(core_identities(cpus)); },
+      nb::arg("cpus") = std::vector<int>{},
+      "(identity, name, products) of the different cores among `cpus` (default: the affinity mask); name and products "
+      "are empty for a core that is served by its feature bits alone.");
+  m.def(
+      "arm_cores",
+      [](const std::string& root, const std::vector<int>& cpus, uint64_t midr) {
+        return described(arm_identities(root, cpus, midr));
       },
-      "Name of a known core; empty when the core is served by its feature bits alone.");
+      nb::arg("root"), nb::arg("cpus"), nb::arg("midr"),
+      "cores() as an AArch64 machine with the files under `root` and this MIDR_EL1 (0: not readable) would give it.");
+  m.def(
+      "cpuid_core",
+      [](const std::string& vendor, uint32_t signature) { return described({from_cpuid(vendor, signature)}); },
+      nb::arg("vendor"), nb::arg("signature"), "cores() of an x86-64 CPU with this CPUID vendor and leaf 1 EAX.");
   m.def("sve_vector_bytes", &sve_vector_bytes, "SVE vector length in bytes; 0 without SVE.");
-  m.def("page_size", &system_page_size, "Page size of the system in bytes.");
   m.def("rows", &rows, nb::arg("force") = "",
         "(op, row, feature set, chosen, reason) for every op, preferred first. ValueError on a bad force.");
   m.def(

@@ -6,5 +6,6 @@
 NB_MODULE(_native, m) {
   m.doc() = "NeoServe's native executor: packed weights, bound programs, kernel rows, and the machine as it is.";
   neoserve::bind::bind_machine(m);
+  neoserve::bind::bind_placement(m);
   neoserve::bind::bind_model(m);
 }

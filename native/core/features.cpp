@@ -1,10 +1,5 @@
 #include "core/features.h"
 
-#include <cstdio>
-#include <cstring>
-#include <fstream>
-#include <iterator>
-
 #if defined(__x86_64__)
 #include <cpuid.h>
 #elif defined(__aarch64__)
@@ -139,34 +134,6 @@ int sve_vector_bytes() {
   }
 #endif
   return 0;
-}
-
-std::string core_identity() {
-  char text[64];
-#if defined(__x86_64__)
-  uint32_t a, b, c, d;
-  if (!__get_cpuid(0, &a, &b, &c, &d)) return "unknown";
-  char vendor[13] = {};
-  std::memcpy(vendor, &b, 4);
-  std::memcpy(vendor + 4, &d, 4);
-  std::memcpy(vendor + 8, &c, 4);
-  __get_cpuid(1, &a, &b, &c, &d);
-  uint32_t family = (a >> 8) & 15, model = (a >> 4) & 15;
-  if (family == 6 || family == 15) model |= ((a >> 16) & 15) << 4;
-  if (family == 15) family += (a >> 20) & 255;
-  std::snprintf(text, sizeof text, "%s:%x:%x", vendor, family, model);
-  return text;
-#elif defined(__aarch64__)
-  std::ifstream file("/sys/devices/system/cpu/cpu0/regs/identification/midr_el1");
-  std::string value;
-  if (!(file >> value)) return "unknown";
-  const unsigned long long midr = std::strtoull(value.c_str(), nullptr, 16);
-  std::snprintf(text, sizeof text, "%llx:%llx", (midr >> 24) & 0xff, (midr >> 4) & 0xfff);
-  return text;
-#else
-  (void)text;
-  return "unknown";
-#endif
 }
 
 }  // namespace neoserve

@@ -21,8 +21,4 @@ uint64_t feature_by_name(const std::string& name);
 // SVE vector length in bytes, or 0 without SVE.
 int sve_vector_bytes();
 
-// Identity of the core: "vendor:family:model" on x86-64, MIDR as "implementer:part" on AArch64 (hexadecimal), or
-// "unknown".
-std::string core_identity();
-
 }  // namespace neoserve

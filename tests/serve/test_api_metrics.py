@@ -16,6 +16,7 @@ EXPECTED = {
     "neoserve:num_running_reqs": "gauge",
     "neoserve:num_queue_reqs": "gauge",
     "neoserve:token_usage": "gauge",
+    "neoserve:num_threads": "gauge",
     "neoserve:prompt_tokens": "counter",
     "neoserve:generation_tokens": "counter",
     "neoserve:time_to_first_token_seconds": "histogram",

@@ -32,6 +32,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("neoserve:token_usage", "Share of KV pages in use, 0 to 1", lambda s: s.used_pages / max(s.total_pages, 1)),
     ("neoserve:num_used_pages", "KV pages in use", lambda s: s.used_pages),
     ("neoserve:num_total_pages", "KV pages of the pool", lambda s: s.total_pages),
+    ("neoserve:num_threads", "Compute threads; GET /v1/models says why so many", lambda s: s.threads),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("neoserve:prompt_tokens", "Prompt tokens computed", lambda s: s.prompt_tokens),

@@ -10,8 +10,12 @@ from pathlib import Path
 import psutil
 
 from neoserve import __version__, _native
-from neoserve.program.machine import available_memory, cpu_quota, default_threads
+from neoserve.program.machine import Quota, allowed_cpus, memory_available, read_topology
+from neoserve.program.machine.files import format_ids
+from neoserve.program.machine.pages import huge_pages
+from neoserve.program.machine.placement import choose_placement
 from neoserve.types.errors import ConfigurationError
+from neoserve.types.options import EngineOptions
 
 _ROOT = Path("/")
 
@@ -27,32 +31,53 @@ class RowChoice:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class CoreReport:
+    """A kind of core: its identity, and its name and products when it is known (else empty)."""
+
+    identity: str
+    name: str
+    products: str
+
+    def __str__(self) -> str:
+        if not self.name:
+            return f"{self.identity}, not known by name"
+        return f"{self.name}{f' (as in {self.products})' if self.products else ''}, {self.identity}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineReport:
     """Facts about machine and process; sizes in bytes.
 
-    ``cpu_quota`` is the control group's limit in CPUs, None without one. ``numa_nodes`` maps a node to its CPUs as
-    the kernel writes them. ``threads_reason`` says how the default number of threads came about.
+    ``cores`` are the different cores among the allowed CPUs. ``cpu_quota`` is the tightest of the control groups,
+    None without one. ``numa_nodes`` maps a node to its CPUs and whether its memory may be used. ``memory_limit`` says
+    what limits the available memory. ``threads`` to ``pinning`` are what an engine would choose with the options
+    given. ``warnings`` are what it would warn of.
     """
 
     version: str
     python: str
     system: str
     cpu: str
-    core: str
+    cores: tuple[CoreReport, ...]
     features: tuple[str, ...]
     vector_bytes: int
     logical_cpus: int
     physical_cores: int
     allowed_cpus: int
-    cpu_quota: float | None
+    allowed_cpu_list: str
+    cpu_quota: Quota | None
     numa_nodes: dict[str, str]
     memory_total: int
     memory_available: int
+    memory_limit: str
     page_size: int
     huge_pages: str
     threads: int
     threads_reason: str
+    numa: str
+    pinning: str
+    warnings: tuple[str, ...]
     rows: tuple[RowChoice, ...]
 
     def json_object(self) -> dict[str, object]:
@@ -60,33 +85,39 @@ class MachineReport:
         return asdict(self)
 
 
-def inspect_machine(force: str = "", root: Path = _ROOT) -> MachineReport:
+def inspect_machine(force: str = "", root: Path = _ROOT, options: EngineOptions | None = None) -> MachineReport:
     """Looks at this machine. ``force`` names a kernel row or feature set as ``--kernels`` does.
 
-    ``root`` is the root of the file system (tests show another one). Raises ConfigurationError on a bad ``force``.
+    ``options`` are those of the engine that would run here. ``root`` is the root of the file system (tests show
+    another one). Raises ConfigurationError on a bad ``force`` or a NUMA node that is not there.
     """
-    allowed = len(psutil.Process().cpu_affinity() or range(psutil.cpu_count() or 1))
-    quota = cpu_quota(root)
-    threads = default_threads(root)
+    cpus = allowed_cpus(root)
+    placement = choose_placement(options or EngineOptions(), root=root, cpus=cpus)
+    room = memory_available(root)
     return MachineReport(
         version=__version__,
         python=platform.python_version(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpu=_cpu_name(root),
-        core=_native.core_identity(),
+        cores=tuple(CoreReport(*core) for core in _native.cores(sorted(cpus))),
         features=tuple(_native.cpu_features()),
         vector_bytes=_native.sve_vector_bytes(),
         logical_cpus=psutil.cpu_count() or 1,
         physical_cores=psutil.cpu_count(logical=False) or psutil.cpu_count() or 1,
-        allowed_cpus=allowed,
-        cpu_quota=quota,
+        allowed_cpus=len(cpus),
+        allowed_cpu_list=format_ids(cpus),
+        cpu_quota=placement.threads.quota,
         numa_nodes=_numa_nodes(root),
         memory_total=psutil.virtual_memory().total,
-        memory_available=available_memory(root),
+        memory_available=room.bytes,
+        memory_limit=room.reason,
         page_size=_native.page_size(),
         huge_pages=_huge_pages(root),
-        threads=threads,
-        threads_reason=_threads_reason(threads, allowed, quota),
+        threads=placement.threads.count,
+        threads_reason=placement.threads.reason,
+        numa=placement.numa.reason,
+        pinning=placement.pinning,
+        warnings=placement.warnings,
         rows=kernel_rows(force),
     )
 
@@ -104,14 +135,6 @@ def chosen_rows(rows: Iterable[RowChoice]) -> dict[str, str]:
     return {row.op: row.row for row in rows if row.chosen}
 
 
-def _threads_reason(threads: int, allowed: int, quota: float | None) -> str:
-    if quota is not None and int(quota) <= threads:
-        return f"the CPU quota of the control group is {quota:g}"
-    if allowed == threads:
-        return f"{allowed} CPUs are allowed"
-    return f"{allowed} CPUs are allowed, on {threads} physical cores"
-
-
 def _cpu_name(root: Path) -> str:
     for line in _read(root / "proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
@@ -121,15 +144,19 @@ def _cpu_name(root: Path) -> str:
 
 
 def _numa_nodes(root: Path) -> dict[str, str]:
-    folder = root / "sys/devices/system/node"
-    nodes = sorted(folder.glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
-    return {path.name: _read(path / "cpulist") for path in nodes}
+    topology = read_topology(root)
+    told = {}
+    for node in topology.nodes:
+        memory = "memory" if node.number in topology.memory_nodes else "memory not allowed" if node.has_memory else ""
+        cpus = f"CPUs {format_ids(node.cpus)}" if node.cpus else "no CPUs"
+        told[f"node{node.number}"] = f"{cpus}, {memory or 'no memory'}"
+    return told
 
 
 def _huge_pages(root: Path) -> str:
-    """The mode in brackets, such as madvise; "absent" without transparent huge pages."""
-    text = _read(root / "sys/kernel/mm/transparent_hugepage/enabled")
-    return next((word.strip("[]") for word in text.split() if word.startswith("[")), "absent")
+    found = huge_pages(root)
+    pool = f"; reserved pool: {found.reserved_free} of {found.reserved} free" if found.reserved else ""
+    return f"transparent {found.mode}{pool}"
 
 
 def _read(path: Path) -> str:

@@ -23,8 +23,9 @@ def doctor(
     dtype: opt.DType = "auto",
     quantization: opt.QuantizationOption = None,
     threads: opt.Threads = None,
+    numa: opt.Numa = "auto",
 ) -> None:
-    """Show CPU features, cores, limits, and the kernel row of every op with the reasons of rejected ones."""
+    """Show cores, features, limits, what an engine would choose here, and the kernel rows with reasons."""
     from neoserve.bench.machine import inspect_machine
     from neoserve.cli.output import print_json
     from neoserve.types.errors import ConfigurationError
@@ -32,13 +33,15 @@ def doctor(
     if fingerprint is not None:
         _fingerprint(
             fingerprint,
-            opt.engine_options(dtype=dtype, quantization=quantization, threads=threads, kernels=kernels, max_running=1),
+            opt.engine_options(
+                dtype=dtype, quantization=quantization, threads=threads, numa=numa, kernels=kernels, max_running=1
+            ),
             as_json,
         )
         return
-    if dtype != "auto" or quantization is not None or threads is not None:
-        raise ConfigurationError("--dtype, --quantization and --threads of doctor belong to --fingerprint MODEL")
-    report = inspect_machine(kernels or "")
+    if dtype != "auto" or quantization is not None:
+        raise ConfigurationError("--dtype and --quantization of doctor belong to --fingerprint MODEL")
+    report = inspect_machine(kernels or "", options=opt.engine_options(threads=threads, numa=numa))
     if as_json:
         print_json(report.json_object())
     else:
@@ -70,21 +73,26 @@ def _print(report: MachineReport) -> None:
 
     from neoserve.cli.output import console, size
 
-    quota = "none" if report.cpu_quota is None else f"{report.cpu_quota:g} CPUs"
-    nodes = "; ".join(f"{name}: CPUs {cpus or 'none'}" for name, cpus in report.numa_nodes.items()) or "not exposed"
+    quota = report.cpu_quota
+    nodes = "; ".join(f"{name}: {what}" for name, what in report.numa_nodes.items()) or "not exposed"
     vectors = f", SVE of {8 * report.vector_bytes} bits" if report.vector_bytes else ""
     facts = {
         "NeoServe": f"{report.version} on Python {report.python}",
         "System": report.system,
-        "CPU": f"{report.cpu} ({report.core})",
+        "CPU": report.cpu,
+        "Core": "; ".join(map(str, report.cores)) or "unknown",
         "Features": f"{', '.join(report.features) or 'none beyond the baseline'}{vectors}",
-        "Cores": f"{report.physical_cores} physical, {report.logical_cpus} logical, {report.allowed_cpus} allowed",
-        "CPU quota": quota,
-        "NUMA": nodes,
-        "Memory": f"{size(report.memory_available)} available of {size(report.memory_total)}",
-        "Pages": f"{size(report.page_size)}; transparent huge pages: {report.huge_pages}",
+        "Cores": f"{report.physical_cores} physical, {report.logical_cpus} logical, {report.allowed_cpus} allowed "
+        f"(CPUs {report.allowed_cpu_list})",
+        "CPU quota": "none" if quota is None else f"{quota.cpus:g} CPUs, of cgroup {quota.group}",
+        "NUMA nodes": nodes,
+        "Memory": f"{size(report.memory_available)} available of {size(report.memory_total)} ({report.memory_limit})",
+        "Pages": f"{size(report.page_size)}; huge pages: {report.huge_pages}",
         "Threads": f"{report.threads}: {report.threads_reason}",
+        "Placement": f"{report.numa}; {report.pinning}",
     }
+    for number, warning in enumerate(report.warnings, 1):
+        facts[f"Warning {number}"] = warning
     screen = console()
     overview = Table(box=None, show_header=False)
     for name, value in facts.items():

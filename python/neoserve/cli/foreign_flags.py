@@ -140,7 +140,7 @@ _LLAMA_CPP = _table(
         "-cb --cont-batching": _ALWAYS,
         "-fa --flash-attn --jinja": _ALWAYS,
         "--chat-template-file": "--chat-template",
-        "--mlock --no-mmap --numa -ctk -ctv --cache-type-k --cache-type-v": _LATER,
+        "--mlock --no-mmap -ctk -ctv --cache-type-k --cache-type-v": _LATER,
         "--override-kv": "--tokenizer-pre for the tokenizer's splitter; other keys are not overridden",
         "-i --interactive -cnv --conversation": "neoserve chat",
         "--temp --temperature": "--temperature",

@@ -29,6 +29,14 @@ ContextLength = Annotated[
     typer.Option("--context-length", help="Longest prompt plus output in tokens. [default: as memory allows]"),
 ]
 Threads = Annotated[int | None, typer.Option("--threads", help="Compute threads. [default: one per allowed core]")]
+Numa = Annotated[
+    str,
+    typer.Option("--numa", help="Memory and threads: auto, off, interleave, or a list of NUMA nodes such as 0 or 0-1."),
+]
+HugePages = Annotated[
+    str,
+    typer.Option("--huge-pages", help="auto (transparent), off, or hugetlb (the pool that is reserved on the system)."),
+]
 MaxRunning = Annotated[int, typer.Option("--max-running-requests", help="Requests computed together.")]
 MaxQueued = Annotated[int, typer.Option("--max-queued-requests", help="Requests that may wait; more get HTTP 503.")]
 ChunkSize = Annotated[int, typer.Option("--chunked-prefill-size", help="Most tokens of one step, decode and prefill.")]
@@ -63,6 +71,8 @@ def engine_options(
     quantization: str | None = None,
     context_length: int | None = None,
     threads: int | None = None,
+    numa: str = "auto",
+    huge_pages: str = "auto",
     max_running: int | None = None,
     max_queued: int | None = None,
     chunk_size: int | None = None,
@@ -78,6 +88,8 @@ def engine_options(
         "quantization": quantization,
         "context_length": context_length,
         "num_threads": threads,
+        "numa": numa,
+        "huge_pages": huge_pages,
         "max_running_requests": max_running,
         "max_queued_requests": max_queued,
         "max_tokens_per_step": chunk_size,

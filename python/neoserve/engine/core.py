@@ -35,7 +35,7 @@ class EngineCore:
     ``options.max_failed_steps`` failed steps in a row the engine is dead: every request is ended with "error",
     ``dead_reason`` is set, and ``add`` raises EngineDeadError from then on. ``strict`` raises PageAccountingError
     when pages do not add up at an idle point (tests); otherwise that is logged and repaired. ``row_fallbacks`` counts
-    the ops that were bound to a slow row, for ``stats``.
+    the ops that were bound to a slow row, ``threads`` the executor's compute threads, both for ``stats``.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class EngineCore:
         *,
         strict: bool = False,
         row_fallbacks: int = 0,
+        threads: int = 0,
     ) -> None:
         self.options = options or EngineOptions()
         self.executor = executor
@@ -59,6 +60,7 @@ class EngineCore:
         self._sampling = SamplingBatchBuilder(executor.limits)
         self._strict = strict
         self._row_fallbacks = row_fallbacks
+        self._threads = threads
         self._failed_steps = 0
         self._steps = self._prompt_tokens = self._generated_tokens = 0
         self._seconds = {"plan": 0.0, "forward": 0.0, "sample": 0.0, "commit": 0.0}
@@ -137,6 +139,7 @@ class EngineCore:
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             row_fallbacks=self._row_fallbacks,
+            threads=self._threads,
             step_seconds=dict(self._seconds),
         )
 

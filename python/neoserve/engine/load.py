@@ -83,7 +83,7 @@ def load_engine(
         if slow and options.kernel_force is None:
             logger.warning("%d ops have no row made for this CPU and run on the portable one: %s", *_counted(slow))
         loaded = LoadedModel(
-            core=EngineCore(executor, options, row_fallbacks=len(slow)),
+            core=EngineCore(executor, options, row_fallbacks=len(slow), threads=executor.threads),
             config=checkpoint.config,
             generation=checkpoint.generation,
             tokenizer_source=checkpoint.tokenizer,
@@ -104,22 +104,30 @@ def _bind(
     """The native executor of a checkpoint, what was chosen for it in one line, and the same by name."""
     from neoserve.models.registry import build_program
     from neoserve.program.executor import prepare
-    from neoserve.program.machine import default_threads
+    from neoserve.program.machine.pages import resident
+    from neoserve.program.machine.placement import choose_placement, placed
     from neoserve.program.native import NativeExecutor
 
     prepared = prepare(checkpoint, options, build_program)
-    threads = options.num_threads or default_threads()
-    executor = NativeExecutor(
-        prepared.program,
-        checkpoint.tensors,
-        prepared.plan,
-        prepared.limits,
-        kv_dtype=prepared.kv_dtype,
-        threads=threads,
-        force=options.kernel_force or "",
-        progress=progress,
-        after_weight=checkpoint.release_pages,
-    )
+    placement = choose_placement(options)
+    logger.info("%s", placement.line())
+    for warning in placement.warnings:
+        logger.warning("%s", warning)
+    with placed(placement):
+        executor = NativeExecutor(
+            prepared.program,
+            checkpoint.tensors,
+            prepared.plan,
+            prepared.limits,
+            kv_dtype=prepared.kv_dtype,
+            threads=placement.threads.count,
+            force=options.kernel_force or "",
+            cpus=placement.pinned,
+            progress=progress,
+            after_weight=checkpoint.release_pages,
+        )
+    memory = resident().line()
+    logger.info("memory: %s", memory)
     limits = prepared.limits
     details: dict[str, object] = {
         "architecture": checkpoint.config.architecture,
@@ -130,10 +138,11 @@ def _bind(
         "context_length": limits.max_context,
         "max_tokens_per_step": limits.max_tokens,
         "max_running_requests": limits.max_sequences,
-        "threads": threads,
+        **placement.details(),
+        "memory": memory,
         "kernel_rows": sorted({row for _, _, row in executor.rows() if row}),
     }
-    return executor, f"{prepared.summary}; {threads} thread{'' if threads == 1 else 's'}", details
+    return executor, f"{prepared.summary}; {placement.summary()}", details
 
 
 def _slow_rows(rows: list[tuple[str, str, str]]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from neoserve.program.catalog import Catalog, build_catalog
 from neoserve.program.dump import weight_bytes
 from neoserve.program.ir import Program
-from neoserve.program.machine import available_memory, default_threads
+from neoserve.program.machine import available_memory
 from neoserve.program.memory import KvPlan, plan_kv
 from neoserve.program.plan import MemoryPlan, plan_memory
 from neoserve.program.reference import ReferenceExecutor, Sampler
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 MIN_LOGIT_ROWS = 64
 """Rows of logits that a step can give even with few requests, so that prompt logprobs come in chunks of use."""
+
+
+_DEFAULTS = EngineOptions()
 
 
 class Checkpoint(Protocol):
@@ -118,23 +121,28 @@ def build_executor(
 ) -> NativeExecutor:
     """The native executor of ``checkpoint``: prepare(), then pack the weights and bind kernel rows.
 
-    ``progress`` is called while weights are packed. Threads default to machine.default_threads(). The executor's
-    ``limits`` hold the context length and page counts that were chosen.
+    ``progress`` is called while weights are packed. Threads and memory are placed by
+    machine.placement. The executor's ``limits`` hold the context length and page counts that were chosen.
     """
-    from neoserve.program.native import NativeExecutor  # loads the native library, which inspect can do without
+    # These load the native library, which inspect can do without.
+    from neoserve.program.machine.placement import choose_placement, placed
+    from neoserve.program.native import NativeExecutor
 
     prepared = prepare(checkpoint, options, build_program, available_bytes=available_bytes)
-    return NativeExecutor(
-        prepared.program,
-        checkpoint.tensors,
-        prepared.plan,
-        prepared.limits,
-        kv_dtype=prepared.kv_dtype,
-        threads=options.num_threads or default_threads(),
-        force=options.kernel_force or "",
-        progress=progress,
-        after_weight=checkpoint.release_pages,
-    )
+    placement = choose_placement(options)
+    with placed(placement):
+        return NativeExecutor(
+            prepared.program,
+            checkpoint.tensors,
+            prepared.plan,
+            prepared.limits,
+            kv_dtype=prepared.kv_dtype,
+            threads=placement.threads.count,
+            force=options.kernel_force or "",
+            cpus=placement.pinned,
+            progress=progress,
+            after_weight=checkpoint.release_pages,
+        )
 
 
 def build_reference_executor(
@@ -146,9 +154,9 @@ def build_reference_executor(
     precision: Precision = "float32",
     sampler: Sampler | None = None,
 ) -> ReferenceExecutor:
-    """The numpy executor of the same program, formats and limits; ``num_threads`` and ``kernel_force`` must be None."""
-    for name in ("num_threads", "kernel_force"):
-        if getattr(options, name) is not None:
+    """The numpy executor of the same program, formats and limits; options of the machine must be at their defaults."""
+    for name in ("num_threads", "kernel_force", "numa", "huge_pages"):
+        if getattr(options, name) != getattr(_DEFAULTS, name):
             raise ConfigurationError(f"{name} is {getattr(options, name)!r}; the reference executor has no such choice")
     prepared = prepare(checkpoint, options, build_program, available_bytes=available_bytes)
     return ReferenceExecutor(

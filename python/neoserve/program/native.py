@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from typing import Any
@@ -34,9 +34,9 @@ class NativeExecutor:
 
     Weights are read from ``tensors`` in blocks of rows and packed for the kernel rows that this CPU has; ``force``
     names a row or feature set that must be used (empty: the best). ``kv_dtype`` is "f32" or "bf16". ``threads``
-    counts the calling thread. ``after_weight`` is called when a weight is packed, so that the checkpoint may give its
-    pages back. Raises ConfigurationError when the machine cannot do what is asked, CheckpointError on
-    bad tensors.
+    counts the calling thread; ``cpus`` pins each of the others to one CPU (empty: none is pinned). ``after_weight`` is
+    called when a weight is packed, so that the checkpoint may give its pages back. Raises ConfigurationError when the
+    machine cannot do what is asked, CheckpointError on bad tensors.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class NativeExecutor:
         kv_dtype: str,
         threads: int,
         force: str = "",
+        cpus: Sequence[int] = (),
         progress: Progress | None = None,
         after_weight: Callable[[], None] | None = None,
     ) -> None:
@@ -56,7 +57,7 @@ class NativeExecutor:
         self.program = program
         self.kv_dtype = kv_dtype
         self.threads = threads
-        self._model: _native.Model | None = _create_model(plan, limits, kv_dtype, threads, force)
+        self._model: _native.Model | None = _create_model(plan, limits, kv_dtype, threads, cpus, force)
         self._add_groups()  # first: what cannot be served is refused before weights are read
         weight_ids = self._add_weights(tensors, force, progress, after_weight)
         vector_ids = {
@@ -197,7 +198,7 @@ def _native_values(rows: TensorRows) -> npt.NDArray[np.generic]:
 
 
 def _create_model(
-    plan: MemoryPlan, limits: StepLimits, kv_dtype: str, threads: int, force: str
+    plan: MemoryPlan, limits: StepLimits, kv_dtype: str, threads: int, cpus: Sequence[int], force: str
 ) -> _native.Model | None:
     try:
         return _native.Model(
@@ -210,6 +211,7 @@ def _create_model(
             page_size=limits.page_size,
             kv_dtype=kv_dtype,
             force=force,
+            cpus=list(cpus),
         )
     except MemoryError:
         raise ConfigurationError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,14 @@ DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16")
 Quantization = Literal["int8", "int4", "bf16"]
 QUANTIZATIONS: tuple[str, ...] = ("int8", "int4", "bf16")
 PAGE_SIZES = (16, 32, 64)
+HugePages = Literal["auto", "off", "hugetlb"]
+HUGE_PAGES: tuple[str, ...] = ("auto", "off", "hugetlb")
+_NUMA = re.compile(r"auto|off|interleave|[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*")
+_NUMA_ELSEWHERE = {
+    "distribute": "; llama.cpp's distribute is interleave here",
+    "isolate": "; for llama.cpp's isolate name one node, such as 0",
+    "numactl": "; for llama.cpp's numactl use off",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +49,8 @@ class EngineOptions:
     quantization: Quantization | None = None
     num_threads: int | None = None
     kernel_force: str | None = None
+    numa: str = "auto"
+    huge_pages: HugePages = "auto"
     max_failed_steps: int = 8
 
     def __post_init__(self) -> None:
@@ -54,6 +65,14 @@ class EngineOptions:
             raise ConfigurationError(f"page_size is {self.page_size!r}; it must be one of {PAGE_SIZES}")
         if self.dtype not in DTYPES:
             raise ConfigurationError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
+        if self.huge_pages not in HUGE_PAGES:
+            raise ConfigurationError(f"huge_pages is {self.huge_pages!r}; it must be one of {', '.join(HUGE_PAGES)}")
+        if not isinstance(self.numa, str) or not _NUMA.fullmatch(self.numa):
+            elsewhere = _NUMA_ELSEWHERE.get(self.numa, "") if isinstance(self.numa, str) else ""
+            raise ConfigurationError(
+                f"numa is {self.numa!r}; it must be auto, off, interleave, or a list of nodes such as 0 or 0-1,3"
+                f"{elsewhere}"
+            )
         self._check_quantization()
 
     def _check_quantization(self) -> None:

@@ -67,4 +67,5 @@ class EngineStats:
     generated_tokens: int = 0
     preemptions: int = 0
     row_fallbacks: int = 0
+    threads: int = 0
     step_seconds: dict[str, float] = field(default_factory=dict)
