@@ -9,6 +9,7 @@
 # models and, if the default model is at hand, its fingerprint on neoverse-n1, -v1 and -n2. At the end comes a table.
 #   JOBS=...         jobs at a time (default: one per processor)
 #   PYTEST_ARGS=...  further arguments of pytest
+#   PROMPTS=...      prompts of the fingerprint (default: 2 of 9)
 #   MODELS=...       folder of the default model (default: NEOSERVE_TEST_MODELS or build/models, if it is there)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -67,7 +68,8 @@ list_jobs() {
 run_job() { # CPU NAME ARGUMENTS
   local begun=$SECONDS status=0 log="build/arm/logs/$1.$2.log" arguments
   eval "arguments=($3 ${PYTEST_ARGS:-})"
-  NEOSERVE_TEST_MODELS="$models" tools/arm/python.sh "$1" -m pytest -q -p no:cacheprovider --durations=5 \
+  # Two prompts of the fingerprint; all of them take minutes on each CPU (PROMPTS=9 make test-arm).
+  NEOSERVE_TEST_PROMPTS="${PROMPTS:-2}" NEOSERVE_TEST_MODELS="$models" tools/arm/python.sh "$1" -m pytest -q -p no:cacheprovider --durations=5 \
     "${arguments[@]}" >"$log" 2>&1 || status=$?
   if [ "$status" -ne 0 ]; then
     sed "s/^/$1: /" "$log" >&2

@@ -43,15 +43,17 @@ EXEMPT_FEATURE_SETS = ("bf16", "avx512_bf16")
 class Fingerprint:
     """What a model computes on this machine.
 
-    ``logits`` is the SHA-256 of all logits (float32, little endian, in order of prompts and positions). ``outputs`` are
-    the greedy ids per prompt, ``texts`` the same as text. ``rows`` are the kernel rows bound, ``exempt`` those among
-    them that do not promise equal bits on other CPUs. ``digest`` identifies the checkpoint, ``formats`` its weights.
+    ``prompts`` holds, per prompt, the SHA-256 of all its logits (float32, little endian, in order of positions), and
+    ``logits`` that of these digests. ``outputs`` are the greedy ids per prompt, ``texts`` the same as text. ``rows``
+    are the kernel rows bound, ``exempt`` those among them that do not promise equal bits on other CPUs. ``digest``
+    identifies the checkpoint, ``formats`` its weights.
     """
 
     model: str
     digest: str
     formats: tuple[str, ...]
     logits: str
+    prompts: tuple[str, ...]
     outputs: tuple[tuple[int, ...], ...]
     texts: tuple[str, ...]
     rows: tuple[str, ...]
@@ -62,17 +64,19 @@ class Fingerprint:
         return asdict(self)
 
 
-def fingerprint(model: str | None, options: EngineOptions) -> Fingerprint:
-    """Loads a model and takes its fingerprint.
+def fingerprint(model: str | None, options: EngineOptions, limit: int = len(PROMPTS)) -> Fingerprint:
+    """Loads a model and takes its fingerprint, of the first ``limit`` prompts only where emulation makes all too slow.
 
     Raises what loading raises, and NeoServeError if a logit is not finite.
     """
     with LLM(model, **asdict(options)) as llm:
         executor, loaded = llm.core.executor, llm.loaded
-        logits = hashlib.sha256()
         vocabulary = min(llm.tokenizer.vocab_size, executor.limits.vocab_size)
-        prompts = _prompts(llm, executor.limits.max_context)
-        outputs = [tuple(_run(executor, prompt, vocabulary, logits)) for prompt in prompts]
+        digests, outputs = [], []
+        for prompt in _prompts(llm, executor.limits.max_context)[:limit]:
+            logits = hashlib.sha256()
+            outputs.append(tuple(_run(executor, prompt, vocabulary, logits)))
+            digests.append(logits.hexdigest())
         formats = loaded.details["weight_formats"]
         rows = loaded.details["kernel_rows"]
         assert isinstance(formats, list)
@@ -82,7 +86,8 @@ def fingerprint(model: str | None, options: EngineOptions) -> Fingerprint:
             model=loaded.served_name,
             digest=loaded.digest,
             formats=tuple(formats),
-            logits=logits.hexdigest(),
+            logits=hashlib.sha256("".join(digests).encode()).hexdigest(),
+            prompts=tuple(digests),
             outputs=tuple(outputs),
             texts=tuple(llm.tokenizer.decode(output) for output in outputs),
             rows=tuple(rows),
