@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the kernel tests on the AVX-VNNI and AVX-512 VNNI rows on a CPU that has AVX2 alone: the folders are compiled
 # through SIMDe (tests/kernels/simde/immintrin.h) in build/emulated, beside a copy of the Python sources. Nothing of it
-# goes into a wheel. It proves the logic of the rows, not the instructions a compiler picks (docs/testing.md).
+# goes into a wheel. The default model, if it is at hand, must show the fingerprint of every other CPU. It proves the logic of the rows, not the instructions a compiler picks (docs/testing.md).
 #   PYTHON=...   interpreter with the test packages and nanobind, cmake, ninja (default: .venv/bin/python)
 # Arguments go to pytest. Needs Debian's libsimde-dev.
 set -euo pipefail
@@ -34,4 +34,5 @@ cp "$build"/native/_native*.so "$build/tree/neoserve/"
 features=avx2,avx_vnni,avx512,avx512_vnni
 rows=linear_int8_channel_avx512_vnni,linear_int8_group_avx512_vnni,linear_int4_group_avx512_vnni,attention_bf16_avx512_vnni
 PYTHONPATH="$PWD/$build/tree" PYTHONDONTWRITEBYTECODE=1 NEOSERVE_EXPECT_FEATURES="$features" NEOSERVE_EXPECT_ROWS="$rows" \
-  exec "$python" -m pytest -q -p no:cacheprovider tests/kernels -m "not slow" "$@"
+  NEOSERVE_TEST_MODELS="${NEOSERVE_TEST_MODELS:-$PWD/build/models}" exec "$python" -m pytest -q -p no:cacheprovider \
+  tests/kernels tests/models/test_same_bits.py tests/models/test_fingerprint.py -m "not slow" "$@"
