@@ -27,10 +27,10 @@ int64_t now() {
 // std::atomic<uint32_t> is one futex word (lock-free, same size); std::atomic::wait needs libstdc++ 11.
 static_assert(sizeof(SystemSync::Atomic<uint32_t>) == sizeof(uint32_t));
 
-bool SystemSync::Spin::in_time() {
+int64_t SystemSync::Spin::check_time(int64_t deadline) {
   const int64_t time = now();
-  if (deadline_ == 0) deadline_ = time + spin_time;
-  return time < deadline_;
+  if (deadline == 0) return time + spin_time;
+  return time < deadline ? deadline : 0;
 }
 
 void SystemSync::Spin::lengthen() {

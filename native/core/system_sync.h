@@ -42,7 +42,9 @@ struct SystemSync {
    public:
     bool again() {
       relax();
-      return (++looks_ % kLooksPerClock != 0) || in_time();
+      if (++looks_ % kLooksPerClock != 0) return true;
+      deadline_ = check_time(deadline_);
+      return deadline_ != 0;
     }
     void hit() const {
       if (looks_ > 0) lengthen();
@@ -60,12 +62,13 @@ struct SystemSync {
       __asm__ volatile("isb" ::: "memory");
 #endif
     }
-    bool in_time();
+    // The deadline of a spin, which begins when `deadline` is 0; 0 when it has passed.
+    static int64_t check_time(int64_t deadline);
     static void lengthen();
     static void shorten();
 
     uint32_t looks_ = 0;
-    int64_t deadline_ = 0;  // nanoseconds; 0: the clock has not been read
+    int64_t deadline_ = 0;  // nanoseconds of the steady clock; 0: it has not been read
   };
 
   // Sleeps while `word` is `seen`; may return at any time.
