@@ -1,43 +1,22 @@
 // A pool of persistent threads that run one function together (one program, many threads).
 #pragma once
 
-#include <atomic>
-#include <cstdint>
-#include <exception>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
-#include "core/memory.h"
+#include "core/system_sync.h"
 
 namespace neoserve {
 
-// A counter from which threads claim chunks of work; one per op and step, on its own cache line.
-struct alignas(kCacheLine) ChunkCounter {
-  std::atomic<int32_t> next{0};
-  int32_t claim() { return next.fetch_add(1, std::memory_order_relaxed); }
-};
-
-// Blocks until all threads have arrived: spins first, then sleeps on a futex, so that a descheduled thread does
-// not burn the cores of the others. All writes before `wait` are seen by all threads after it.
-class Barrier {
- public:
-  explicit Barrier(int threads) : threads_(threads) {}
-  void wait();
-
- private:
-  const int threads_;
-  alignas(kCacheLine) std::atomic<int32_t> arrived_{0};
-  alignas(kCacheLine) std::atomic<uint32_t> phase_{0};
-  alignas(kCacheLine) std::atomic<int32_t> sleepers_{0};
-};
+using ChunkCounter = BasicChunkCounter<SystemSync>;
+using Barrier = BasicBarrier<SystemSync>;
 
 class ThreadPool {
  public:
   // `threads` >= 1 counts the caller. `cpus` pins thread i to cpus[i % size]; empty: no pinning. The caller is never
-  // pinned.
+  // pinned. Throws std::runtime_error when the system refuses a thread.
   ThreadPool(int threads, std::vector<int> cpus);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -49,6 +28,7 @@ class ThreadPool {
   // The task must not throw. Not reentrant; concurrent callers take turns.
   void run(const std::function<void(int)>& task);
 
+  // For the threads of one task; each calls wait(thread) equally often.
   Barrier& barrier() { return barrier_; }
 
  private:
@@ -59,12 +39,7 @@ class ThreadPool {
   const int owner_;  // process that started the threads
   Barrier barrier_;
   std::mutex turn_;
-  const std::function<void(int)>* task_ = nullptr;
-  std::atomic<bool> stop_{false};
-  alignas(kCacheLine) std::atomic<uint32_t> generation_{0};
-  alignas(kCacheLine) std::atomic<int32_t> sleepers_{0};
-  alignas(kCacheLine) std::atomic<uint32_t> pending_{0};
-  std::atomic<int32_t> waiters_{0};
+  BasicCrew<SystemSync, std::function<void(int)>> crew_;
   std::vector<std::thread> workers_;
 };
 

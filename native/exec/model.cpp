@@ -134,7 +134,7 @@ void Model::forward(int32_t tokens, int32_t sequences, int32_t rows) {
   tokens_ = tokens, sequences_ = sequences, rows_ = rows;
   plan_spans();
   if (phases_.empty()) plan_phases();
-  for (size_t i = 0; i < phases_.size(); ++i) counters_[i].next.store(0, std::memory_order_relaxed);
+  for (size_t i = 0; i < phases_.size(); ++i) counters_[i].reset();
   pool_.run([this](int thread) {
     for (size_t i = 0; i < phases_.size(); ++i) run_phase(i, thread);
   });
@@ -151,7 +151,7 @@ void Model::run_phase(size_t index, int thread) {
     const int32_t begin = part * work.size, end = std::min(work.count, begin + work.size);
     for (size_t i = phase.first; i < phase.end; ++i) run_chunk(instructions_[i], begin, end, thread);
   }
-  pool_.barrier().wait();
+  pool_.barrier().wait(thread);
   if (timed)
     instructions_[phase.first].seconds +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

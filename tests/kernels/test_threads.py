@@ -1,4 +1,4 @@
-"""The thread pool at the system's limits: forks, and threads that are refused."""
+"""The thread pool at its limits: forks, threads that are refused, more threads than work."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import pytest
 from neoserve import _native
 
 from .bench import Bench
+from .linear import run_linear
+from .rows import assert_same_bits
+from .weights import Format, random_activation, random_weight
 
 pytestmark = pytest.mark.skipif(
     "NEOSERVE_EMULATED_CPU" in os.environ,
@@ -72,3 +75,16 @@ def test_refused_threads_are_an_error_that_says_so() -> None:
         return "nothing was refused"
 
     assert "ask for fewer threads" in in_child(starve)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 5], ids=["gemv", "gemm"])
+@pytest.mark.parametrize("n", [1, 4, 63])
+def test_every_count_of_threads_gives_the_bits_of_one(n: int, rows: int) -> None:
+    """B06: at most four blocks of outputs on 1 to 130 threads; threads without a block do nothing."""
+    fmt = Format("int4_group", 32, "f16", "zero")
+    numbers = np.random.default_rng(n)
+    weight, x = random_weight(numbers, fmt, n, 64), random_activation(numbers, fmt, rows, 64)
+    wanted = run_linear(weight, x, "")
+    for threads in range(2, 131):
+        assert_same_bits(run_linear(weight, x, "", threads=threads, repeats=2), wanted, f"{threads} threads, N {n}")

@@ -43,9 +43,9 @@ void barriers_order_ops(int threads, int rounds) {
   auto counters = std::make_unique<ChunkCounter[]>(kOps);
   std::vector<int> front(kItems), back(kItems);
   for (int round = 0; round < rounds; ++round) {
-    for (int op = 0; op < kOps; ++op) counters[static_cast<size_t>(op)].next.store(0, std::memory_order_relaxed);
+    for (int op = 0; op < kOps; ++op) counters[static_cast<size_t>(op)].reset();
     for (int i = 0; i < kItems; ++i) front[static_cast<size_t>(i)] = round + i;
-    pool.run([&](int) {
+    pool.run([&](int thread) {
       for (int op = 0; op < kOps; ++op) {
         const std::vector<int>& source = op % 2 ? back : front;
         std::vector<int>& target = op % 2 ? front : back;
@@ -53,7 +53,7 @@ void barriers_order_ops(int threads, int rounds) {
         for (int i = counter.claim(); i < kItems; i = counter.claim()) {
           target[static_cast<size_t>(i)] = source[static_cast<size_t>((i + 1) % kItems)] + 1;
         }
-        pool.barrier().wait();
+        pool.barrier().wait(thread);
       }
     });
     for (int i = 0; i < kItems; ++i) {
@@ -91,9 +91,9 @@ void sleepers_wake(int threads, int rounds) {
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
         value = round;
       }
-      pool.barrier().wait();
+      pool.barrier().wait(thread);
       expect(value == round, "barrier: a sleeper woke early", threads);
-      pool.barrier().wait();
+      pool.barrier().wait(thread);
     });
   }
 }
