@@ -30,6 +30,8 @@ RUN python3 -m venv /opt/build \
     && pip --python /opt/neoserve/bin/python install --no-compile --require-hashes --only-binary :all: \
         --requirement /deploy/requirements.txt
 COPY --from=source / /src/
+# Another compiler than Debian's g++, if one is given.
+ARG CXX
 # The packages' own tests stay out. Bytecode that is not compared with its source starts faster on a read-only root, and is the same in every build.
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src \
     && pip --python /opt/neoserve/bin/python install --no-compile --no-deps /wheels/*.whl \

@@ -3,17 +3,19 @@
 # tools/containers/emulate.sh [amd64|arm64...]   (default: amd64)
 # The engine is Debian's podman, in namespaces of its own (namespace.py). The base image is made from the Debian mirror
 # that apt is configured with, under the name that the Dockerfile gives it. A foreign architecture runs in qemu-user:
-# every command of the Dockerfile, the compiler included, and then the server. All is kept in build/containers.
+# every command of the Dockerfile, and then the server. All is kept in build/containers.
 #   NEOSERVE_SKIP_BUILD=1   tests the image of the last run
+#   NEOSERVE_OWN_COMPILER=1 emulates the compiler as well (about ten times slower). Else, for arm64, the build argument CXX
+#                           names this machine's cross compiler of the same Debian, seen in the build through a mount
 #   QEMU_CPU=...            emulated CPU in the tests (default: neoverse-n1)
 # Needs Debian 12 or 13, root, and Linux 6.7 for a foreign architecture.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 work="$PWD/build/containers"
 
-install_engine() {
+install_engine() { # package... needed besides
   local missing=() package
-  for package in podman buildah crun mmdebstrap arch-test; do
+  for package in podman buildah crun mmdebstrap arch-test "$@"; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
   done
   [ "${#missing[@]}" -gt 0 ] || return 0
@@ -82,19 +84,35 @@ network_options() { # folder
   echo "--volume=$1/pip.conf:/etc/pip.conf:ro"
 }
 
+# This machine's compiler for the foreign architecture runs in the foreign root as it is: the kernel is this machine's,
+# and its loader and libraries lie at places that a root of another architecture leaves free.
+cross_options() { # folder
+  local name=aarch64-linux-gnu path
+  mkdir -p "$1/cross"
+  cp -L "/usr/bin/$name-g++" "$1/cross/g++"
+  echo "--volume=$1/cross:/run/cross:ro"
+  for path in /lib64 /usr/lib/x86_64-linux-gnu /usr/lib/gcc-cross "/usr/$name"; do
+    echo "--volume=$path:$path:ro"
+  done
+  echo "--build-arg=CXX=/run/cross/g++"
+}
+
 # Runs in the namespaces.
 build_and_test() { # architecture
-  local image="localhost/neoserve:$1" base options=() begun
+  local image="localhost/neoserve:$1" base options=() cross=() begun
   base="$(sed -n 's/^ARG BASE=//p' Dockerfile)"
   make_base "$1"
   configure_engine "$work/engine-$1"
   mapfile -t options < <(network_options "$work/engine-$1")
   if [ -z "${NEOSERVE_SKIP_BUILD:-}" ]; then
     podman image exists "$base" || podman import --quiet --arch "$1" "$work/base-$1.tar" "$base" >/dev/null
+    if [ "$1" = arm64 ] && [ "$(dpkg --print-architecture)" = amd64 ] && [ -z "${NEOSERVE_OWN_COMPILER:-}" ]; then
+      mapfile -t cross < <(cross_options "$work/engine-$1")
+    fi
     begun=$SECONDS
     podman build --pull=never --isolation chroot --format docker --network host --platform "linux/$1" --tag "$image" \
       --build-arg SOURCE_DATE_EPOCH="$(git log -1 --format=%ct)" --build-arg REVISION="$(git rev-parse HEAD)" \
-      "${options[@]}" . >"$work/build-$1.log" 2>&1 || { tail -n 40 "$work/build-$1.log" >&2; return 1; }
+      "${options[@]}" ${cross[@]+"${cross[@]}"} . >"$work/build-$1.log" 2>&1 || { tail -n 40 "$work/build-$1.log" >&2; return 1; }
     echo "containers: $1 built in $((SECONDS - begun)) s (log: build/containers/build-$1.log)"
   fi
   if [ "$1" != "$(dpkg --print-architecture)" ]; then
@@ -120,9 +138,13 @@ for architecture in "$@"; do
     amd64 | arm64) ;;
     *) echo "containers: the architecture is '$architecture'; it must be amd64 or arm64" >&2; exit 1 ;;
   esac
-  install_engine
   binfmt=()
-  if [ "$architecture" != "$(dpkg --print-architecture)" ]; then
+  compiler=()
+  if [ "$architecture" = arm64 ]; then compiler=(g++-aarch64-linux-gnu); fi
+  if [ "$architecture" = "$(dpkg --print-architecture)" ]; then
+    install_engine
+  else
+    install_engine ${compiler[@]+"${compiler[@]}"}
     binfmt=(--binfmt "$(install_emulator "$architecture" | tail -n 1)")
   fi
   python3 tools/containers/namespace.py ${binfmt[@]+"${binfmt[@]}"} "$0" --inside "$architecture"

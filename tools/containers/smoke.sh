@@ -68,7 +68,7 @@ health_check() { # expected exit code
 }
 stop() { # seconds that it may take
   local begun=$SECONDS code
-  "$engine" stop --time 30 "$name" >/dev/null
+  "$engine" stop -t 30 "$name" >/dev/null
   code="$(state ExitCode)"
   [ "$code" -eq 0 ] || fail "after SIGTERM the exit code is $code (137: it had to be killed)"
   [ $((SECONDS - begun)) -le "$1" ] || fail "the end took $((SECONDS - begun)) s; at most $1 s are allowed"
@@ -131,8 +131,11 @@ health_check 0
 stop 10
 "$engine" rm "$name" >/dev/null
 
+# podman would mount writable folders over /tmp and others; docker does not.
+strict=(--read-only)
+if [ "$engine" = podman ]; then strict+=(--read-only-tmpfs=false); fi
 # Hardened: offline, read-only, no capabilities, and a user of group 0 without a name
-"$engine" run --detach --name "$name" ${options[@]+"${options[@]}"} --network none --read-only --cap-drop ALL \
+"$engine" run --detach --name "$name" ${options[@]+"${options[@]}"} --network none "${strict[@]}" --cap-drop ALL \
   --security-opt no-new-privileges --user 54321:0 --env HF_HUB_OFFLINE=1 --volume "$name:/cache" \
   "$image" --threads 1 >/dev/null 2>&1 || fail "the container does not start read-only as an unknown user"
 wait_ready
@@ -143,7 +146,7 @@ stop 10
 ok "offline, read-only, without capabilities, as user 54321:0"
 
 # An unknown user with an empty cache can store a model: the folder belongs to group 0.
-"$engine" run --rm ${options[@]+"${options[@]}"} --read-only --user 54321:0 --entrypoint sh "$image" -c \
+"$engine" run --rm ${options[@]+"${options[@]}"} "${strict[@]}" --user 54321:0 --entrypoint sh "$image" -c \
   'mkdir -p "$XDG_CACHE_HOME/neoserve/models" && touch "$HF_HOME" && ls -ld /cache >/dev/null' ||
   fail "an unknown user cannot write a fresh /cache"
 ok "a fresh /cache can be written by an unknown user"
