@@ -15,6 +15,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 cpus=("$@")
 if [ "${#cpus[@]}" -eq 0 ]; then
+  # shellcheck disable=SC2054 # the commas belong to the name of one CPU
   cpus=(neoverse-n1 neoverse-v1 neoverse-n2 cortex-a72 max,sve=off,sme=off
     max,sve-max-vq=1 max,sve-max-vq=2 max,sve-max-vq=4)
 fi
