@@ -35,7 +35,7 @@ class EngineCore:
     ``options.max_failed_steps`` failed steps in a row the engine is dead: every request is ended with "error",
     ``dead_reason`` is set, and ``add`` raises EngineDeadError from then on. ``strict`` raises PageAccountingError
     when pages do not add up at an idle point (tests); otherwise that is logged and repaired. ``row_fallbacks`` counts
-    the ops that were bound to a slow row, for ``stats``.
+    the ops that were bound to a slow row, for ``stats``. ``model_identity`` is part of the key of every cached page.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class EngineCore:
         *,
         strict: bool = False,
         row_fallbacks: int = 0,
+        model_identity: bytes = b"",
     ) -> None:
         self.options = options or EngineOptions()
         self.executor = executor
@@ -54,6 +55,7 @@ class EngineCore:
             max_running=self.options.max_running_requests,
             max_queued=self.options.max_queued_requests,
             max_step_tokens=self.options.max_tokens_per_step,
+            model=model_identity if self.options.enable_prefix_caching else None,
         )
         self.dead_reason: str | None = None
         self._sampling = SamplingBatchBuilder(executor.limits)
@@ -132,9 +134,12 @@ class EngineCore:
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,
             used_pages=tables.used_pages,
+            evictable_pages=tables.evictable_pages,
             total_pages=tables.total_pages,
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
+            cached_tokens=self.scheduler.sharing.cached_tokens,
+            evicted_pages=tables.evicted_pages,
             generated_tokens=self._generated_tokens,
             row_fallbacks=self._row_fallbacks,
             step_seconds=dict(self._seconds),
@@ -190,11 +195,19 @@ class EngineCore:
         )
 
     def _check_idle(self) -> None:
-        """When nothing runs no page may be in use: a leak is repaired (and logged), or raised if strict."""
-        if self.scheduler.num_running or not self.scheduler.tables.used_pages:
+        """When nothing runs, only the prefix cache may hold pages: a leak is repaired and logged, or raised if strict.
+
+        The repair empties the cache, too: it is not known who was wrong.
+        """
+        if self.scheduler.num_running:
             return
-        message = f"{self.scheduler.tables.used_pages} KV pages are in use while no request runs"
-        if self._strict:
-            raise PageAccountingError(message)
-        logger.error("%s; all pages are set free", message)
-        self.scheduler.tables.reset()
+        try:
+            if self._strict:
+                self.scheduler.check_integrity()
+            else:
+                self.scheduler.tables.check_idle()
+        except PageAccountingError as error:
+            if self._strict:
+                raise
+            logger.error("%s; all pages are set free", error)
+            self.scheduler.tables.reset()
