@@ -242,8 +242,8 @@ def test_full_computed_pages_move_to_the_tree_and_are_read_from_there():
     assert (pool.used_pages, pool.evictable_pages) == (0, 6)
     pool.check_integrity()
     pool.check_idle()
-    pool.flush()
-    assert (pool.evictable_pages, pool.evicted_pages) == (0, 6)
+    assert pool.flush() == 6
+    assert (pool.evictable_pages, pool.evicted_pages) == (0, 0)
     pool.check_integrity()
 
 

@@ -162,9 +162,12 @@ class BlockTables:
         if held.node is not None:
             self.tree.unlock(held.node)
 
-    def flush(self) -> None:
-        """Evicts every page that no slot reads."""
-        self._evict(self.tree.num_evictable_pages)
+    def flush(self) -> int:
+        """Frees every page of the tree that no slot reads; returns their number over all groups."""
+        pages = self.evictable_pages
+        for allocator, evicted in zip(self.allocators, self.tree.evict(self.tree.num_evictable_pages), strict=True):
+            allocator.free(evicted)
+        return pages
 
     def reset(self) -> None:
         """Frees everything, whoever holds it: the repair after a leak. No sequence may be running."""

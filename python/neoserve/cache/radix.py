@@ -99,6 +99,11 @@ class RadixTree:
         """Cached pages that no sequence reads."""
         return self.num_pages - self.num_locked_pages
 
+    @property
+    def num_runs(self) -> int:
+        """Nodes that hold pages."""
+        return self._num_nodes - len(self._roots)
+
     def match(self, namespace: bytes, tokens: bytes, max_pages: int) -> Match:
         """The longest cached prefix of ``tokens`` in a namespace, at most ``max_pages`` long.
 

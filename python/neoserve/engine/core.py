@@ -8,11 +8,13 @@ import time
 import numpy as np
 
 from neoserve.cache.allocator import PageAccountingError
+from neoserve.cache.listing import list_cache
 from neoserve.engine.checks import check_request
 from neoserve.sampling.batch import SamplingBatchBuilder
 from neoserve.sampling.logprobs import score_tokens
 from neoserve.sched.plan import Plan
 from neoserve.sched.scheduler import Scheduler
+from neoserve.types.cache import CacheListing
 from neoserve.types.errors import EngineDeadError
 from neoserve.types.options import EngineOptions
 from neoserve.types.request import EngineStats, GenerateRequest, TokenDelta
@@ -120,6 +122,19 @@ class EngineCore:
         self._check_idle()
         self._seconds["commit"] += time.perf_counter() - started
         return deltas
+
+    def flush_cache(self) -> int | None:
+        """Empties the prefix cache and returns the KV pages it held, over all groups.
+
+        None while requests run or wait: then nothing is done.
+        """
+        flushed = self.scheduler.flush_cache()
+        self._check_idle()
+        return flushed
+
+    def list_cache(self, max_runs: int, ids_per_run: int = 0) -> CacheListing:
+        """What the prefix cache holds: at most ``max_runs`` nodes, each with its first ``ids_per_run`` token ids."""
+        return list_cache(self.scheduler.tables, max_runs, ids_per_run, self.options.enable_prefix_caching)
 
     def die(self, reason: str) -> list[TokenDelta]:
         """Declares the engine dead and ends every request with finish_reason "error" and ``reason``."""

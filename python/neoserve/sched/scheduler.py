@@ -121,12 +121,10 @@ class Scheduler:
                 self.sharing.share(state)
         return deltas
 
-    def flush_cache(self) -> bool:
-        """Empties the prefix cache; does nothing and returns False while requests run or wait."""
-        if self.has_work:
-            return False
-        self.tables.flush()
-        return True
+    def flush_cache(self) -> int | None:
+        """Empties the prefix cache and returns the pages it held; does nothing and returns None while requests run or
+        wait."""
+        return None if self.has_work else self.tables.flush()
 
     def fail(self, plan: Plan, message: str) -> list[TokenDelta]:
         """Ends the requests of a plan that could not be run, with finish_reason "error"; the others go on."""
