@@ -64,9 +64,11 @@ async def test_choices_and_prompts_of_one_request() -> None:
     async with serving() as server:
         response = await server.complete(LONG, n=3, max_tokens=2)
         assert cached(response) == 0
-        # Two chunks of 64 are computed once; the 22 tokens after them are too few to wait for.
-        assert server.engine.stats().prompt_tokens == 150 + 2 * 22
-        assert server.engine.stats().cached_tokens == 2 * 128
+        stats = server.engine.stats()
+        assert stats.prompt_tokens + stats.cached_tokens == 3 * 150
+        # Two chunks of 64 are computed once. The 22 tokens after them are too few to wait for; whether a later choice
+        # finds them depends on the step in which it arrives.
+        assert 2 * 128 <= stats.cached_tokens <= 2 * 144
         assert cached(await server.complete([LONG, TEXT], n=2, max_tokens=2)) == 144 + 48
 
 
