@@ -14,11 +14,12 @@ from neoserve.engine.core import EngineCore
 from neoserve.eval.perplexity import token_nll
 from neoserve.formats.checkpoint import open_checkpoint
 from neoserve.models.registry import build_program
-from neoserve.program.executor import Checkpoint, build_executor
+from neoserve.program.executor import Checkpoint, build_executor, prepare
 from neoserve.types.options import EngineOptions
 from neoserve.types.request import GenerateRequest, TokenLogprob
 from neoserve.types.sampling import SamplingParams
 
+from ..serve.invariance import assert_same_answer_cached
 from .tiny import FORMATS, quantised, tiny_folder
 
 Answer = tuple[list[int], list[TokenLogprob]]
@@ -108,6 +109,42 @@ def test_answers_are_the_same_however_served(name: str, fmt: str) -> None:
         for request, one, other in zip(requests, together, alone, strict=True):
             assert one[0] == other[0], f"tokens of {request.request_id} with {way}"
             assert one[1] == other[1], f"log probabilities of {request.request_id} with {way}"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "page_size"),
+    [("llama", "float32", 16), ("llama", "bfloat16", 32), ("gemma3", "float32", 16), ("gemma3", "bfloat16", 32)],
+)
+def test_what_is_cached_does_not_change_an_answer(name: str, dtype: str, page_size: int) -> None:
+    """D6 with the prefix cache: cold, warm, with longer and shorter common prefixes, under eviction; equal bits."""
+    checkpoint = open_checkpoint(tiny_folder(name))
+    random = np.random.default_rng(43)
+    prompts = [random.integers(0, 128, length).tolist() for length in (7, 33, 64, 150, 217)]
+
+    def make_core(step_tokens: int) -> EngineCore:
+        options = EngineOptions(
+            max_running_requests=6,
+            max_tokens_per_step=step_tokens,
+            context_length=256,
+            page_size=page_size,
+            num_threads=1,
+            dtype=dtype,  # type: ignore[arg-type]
+            # Two contexts of 256 tokens: a third of what the prompts and their relatives would fill.
+            kv_cache_bytes=_bytes_of_tokens(checkpoint, 2 * 256, dtype, page_size),
+        )
+        return EngineCore(build_executor(checkpoint, options, build_program), options, strict=True)
+
+    for step_tokens in (320, 40):
+        stats = assert_same_answer_cached(make_core, prompts, chunk=step_tokens, page_size=page_size)
+        assert stats.cached_tokens > 2000
+        assert stats.evicted_pages > 50
+
+
+def _bytes_of_tokens(checkpoint: Checkpoint, tokens: int, dtype: str, page_size: int) -> int:
+    """KV memory that holds ``tokens`` tokens in every group."""
+    options = EngineOptions(dtype=dtype, page_size=page_size, kv_cache_bytes=16 << 20)  # type: ignore[arg-type]
+    groups = prepare(checkpoint, options, build_program).limits.groups
+    return sum(group.page_bytes for group in groups) * -(-tokens // page_size)
 
 
 @pytest.mark.parametrize("step_tokens", [320, 24])

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from neoserve.engine.core import EngineCore
-from neoserve.types.request import FinishReason, GenerateRequest, TokenDelta, TokenLogprob
+from neoserve.types.request import EngineStats, FinishReason, GenerateRequest, TokenDelta, TokenLogprob
 from neoserve.types.sampling import SamplingParams
 
 MakeCore = Callable[[int], EngineCore]
@@ -81,6 +83,7 @@ def assert_same_answer(
     expected = {}
     core = make_core(chunks[0])
     for request in requests:
+        core.flush_cache()
         expected |= run(core, [request])
     core.close()
     for chunk in chunks:
@@ -96,6 +99,54 @@ def assert_same_answer(
         _compare(expected, _run_beside_aborts(core, requests), f"beside aborted requests, chunk {chunk}")
         core.close()
     return expected
+
+
+def assert_same_answer_cached(
+    make_core: MakeCore,
+    prompts: Sequence[Sequence[int]],
+    *,
+    chunk: int,
+    page_size: int,
+    seed: int = 0,
+    rounds: int = 3,
+) -> EngineStats:
+    """Asserts that what the prefix cache holds changes no answer; returns the statistics of the run that shared.
+
+    Every prompt comes with relatives: cut around page borders, and continued. Each is answered by a cold engine, and
+    then in random order, ``rounds`` times, by one engine that keeps what it can: alone, and several at once.
+    """
+    random = np.random.default_rng(seed)
+    requests = make_requests(_relatives(prompts, page_size))
+    expected = {}
+    core = make_core(chunk)
+    for request in requests:
+        core.flush_cache()
+        expected |= run(core, [request])
+    assert core.stats().cached_tokens == 0, "the cold answers were not cold"
+    core.close()
+    core = make_core(chunk)
+    for number in range(rounds):
+        # Each time another object: the sampling lists of a slot belong to one.
+        ordered = [replace(requests[index]) for index in random.permutation(len(requests))]
+        if number == 0:
+            for request in ordered:
+                _compare({request.request_id: expected[request.request_id]}, run(core, [request]), "warm, alone")
+        else:
+            _compare(expected, run(core, ordered, every=number - 1), f"warm, one more every {number - 1} steps")
+    stats = core.stats()
+    core.close()
+    return stats
+
+
+def _relatives(prompts: Sequence[Sequence[int]], page_size: int) -> list[list[int]]:
+    found: dict[tuple[int, ...], None] = {}
+    for number, prompt in enumerate(prompts):
+        border = len(prompt) // page_size * page_size
+        cuts = (len(prompt), border - 1, border, border + 1, len(prompt) // 2)
+        for cut in cuts:
+            found[tuple(prompt[:cut])] = None
+        found[(*prompt, *prompts[number - 1][: page_size + 3])] = None
+    return [list(prompt) for prompt in found if prompt]
 
 
 def _run_beside_aborts(core: EngineCore, requests: Sequence[GenerateRequest]) -> dict[str, Answer]:

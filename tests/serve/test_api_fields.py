@@ -21,7 +21,6 @@ Row = tuple[str, object, list[object]]
 BOTH: list[Row] = [
     ("return_token_ids", True, [False]),
     ("thinking_budget", 100, []),
-    ("cache_salt", "secret", [""]),
     ("n_probs", 5, [0]),
     ("repeat_last_n", 64, [-1]),
     ("top_n_sigma", 1.0, [-1, -1.0, 0]),
@@ -80,3 +79,13 @@ def test_stream_options_are_read_too(read: Callable[..., SamplingFields]) -> Non
     assert caught.value.param == "stream_options.continuous_usage_stats"
     assert caught.value.code == "unsupported_parameter"
     assert read(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": False}).model == "m"
+
+
+@pytest.mark.parametrize("read", [chat, text])
+@pytest.mark.parametrize("field", ["cache_salt", "extra_key"])
+@pytest.mark.parametrize("value", ["", 5, ["a"], True])
+def test_a_salt_is_a_string_that_is_not_empty(read: Callable[..., SamplingFields], field: str, value: object) -> None:
+    with pytest.raises(InvalidRequestError, match=field) as caught:
+        read(**{field: value})
+    assert (caught.value.param, caught.value.code) == (field, "invalid_value")
+    assert getattr(read(**{field: "tenant"}), field) == "tenant"

@@ -263,12 +263,12 @@ def test_leaked_pages_are_raised_when_strict_and_repaired_otherwise(caplog):
         core.step()
         core.scheduler.tables.reserve(7, 40)  # pages that no request owns
         if strict:
-            with pytest.raises(PageAccountingError, match="3 KV pages are in use while no request runs"):
+            with pytest.raises(PageAccountingError, match="3 pages of group full are in use while no request runs"):
                 run(core)
             continue
         assert tokens(run(core)) == [0]
         assert core.stats().used_pages == 0
-        assert "3 KV pages are in use" in caplog.text
+        assert "3 pages of group full are in use" in caplog.text
         core.add(make_request(max_tokens=240))
         assert tokens(run(core)) == [5, 0]
 

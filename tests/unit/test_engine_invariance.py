@@ -11,7 +11,7 @@ from neoserve.types.options import EngineOptions
 from neoserve.types.request import GenerateRequest
 from neoserve.types.sampling import SamplingParams
 
-from ..serve.invariance import Answer, assert_same_answer, run
+from ..serve.invariance import Answer, assert_same_answer, assert_same_answer_cached, run
 
 PROMPTS = [[1], [2, 3, 4], list(range(5, 38)), [9] * 70, list(range(100, 20, -1))]
 
@@ -34,6 +34,40 @@ def test_the_page_size_does_not_change_an_answer(page_size):
         return assert_same_answer(lambda chunk: make_core(chunk, page_size=size), PROMPTS[:3], chunks=(512, 5))
 
     assert answers(page_size) == answers(16)
+
+
+@pytest.mark.parametrize("chunk", [512, 21])
+@pytest.mark.parametrize("pages", [128, 12])
+def test_what_is_cached_does_not_change_an_answer(chunk, pages):
+    """Ample memory, and a pool several times too small: then what is found changes from request to request."""
+
+    def make(step_tokens: int) -> EngineCore:
+        limits = fake_limits(max_tokens=512, max_context=160, max_logit_rows=64, num_pages=pages, window=24)
+        return EngineCore(FakeExecutor(limits=limits), EngineOptions(max_tokens_per_step=step_tokens), strict=True)
+
+    stats = assert_same_answer_cached(make, PROMPTS, chunk=chunk, page_size=16)
+    assert stats.cached_tokens > 500
+    assert (stats.evicted_pages > 100) == (pages == 12)
+
+
+class _ForgetsItsPages(FakeExecutor):
+    """Its logits depend on how many tokens of the sequence this step computes, as if cached KV had other bits."""
+
+    def forward(self) -> None:
+        super().forward()
+        step = self.step
+        starts = step.query_start[1 : step.num_sequences + 1] - step.query_start[: step.num_sequences]
+        cached = bool((step.context_len[: step.num_sequences] > starts + 1).any())
+        self._logits[: step.num_logit_rows] *= np.float32(1 + 2.0**-20 * (cached and step.num_tokens > 4))
+
+
+def test_the_harness_notices_logits_that_depend_on_the_cache():
+    def make_faulty(chunk: int) -> EngineCore:
+        executor = _ForgetsItsPages(limits=fake_limits(max_tokens=512, max_context=160, num_pages=80))
+        return EngineCore(executor, EngineOptions(max_tokens_per_step=chunk))
+
+    with pytest.raises(AssertionError, match=r"other log probabilities|other tokens"):
+        assert_same_answer_cached(make_faulty, PROMPTS, chunk=512, page_size=16)
 
 
 class _BatchDependent(FakeExecutor):

@@ -58,7 +58,8 @@ class Harness:
 
     def __init__(self, pool: dict[str, int | None], max_queued: int, tokens: np.random.Generator) -> None:
         self.limits = fake_limits(**pool)
-        self.scheduler = Scheduler(self.limits, max_running=5, max_queued=max_queued, max_step_tokens=1000)
+        # Without sharing every request computes all its tokens; test_radix_machine.py has the model of sharing.
+        self.scheduler = Scheduler(self.limits, max_running=5, max_queued=max_queued, max_step_tokens=1000, model=None)
         self.step_input = StepInput.allocate(self.limits)
         self.max_queued = max_queued
         self.tokens = tokens

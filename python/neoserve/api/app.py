@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from neoserve.api import chat, completions, status
+from neoserve.api import cache, chat, completions, status
 from neoserve.api.disconnect import ClientDisconnectedError
 from neoserve.api.errors import answer_error, answer_routing_error
 from neoserve.api.middleware import RequestId
@@ -25,7 +25,7 @@ _CLIENT_CLOSED_REQUEST = 499
 def create_app(state: ServerState) -> ASGIApp:
     """The application for ``state``; it answers 503 until ``state.attach`` was called."""
     app = Starlette(
-        routes=[*chat.routes(state), *completions.routes(state), *status.routes(state)],
+        routes=[*chat.routes(state), *completions.routes(state), *status.routes(state), *cache.routes(state)],
         exception_handlers={
             # The client left while its answer was being made, or before its body had arrived.
             ClientDisconnectedError: _nobody_listens,

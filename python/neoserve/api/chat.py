@@ -31,7 +31,13 @@ def routes(state: ServerState) -> list[Route]:
         prompt = await in_worker(state, lambda: encode_chat(model, body, state.limits))
         envelope = Envelope(id=f"chatcmpl-{uuid.uuid4().hex}", model=body.model, fingerprint=model.fingerprint)
         choices = [
-            Choice(prompt_token_ids=prompt, sampling=params, continues_text=body.continue_final_message)
+            Choice(
+                prompt_token_ids=prompt,
+                sampling=params,
+                continues_text=body.continue_final_message,
+                cache_salt=body.cache_salt,
+                extra_key=body.extra_key,
+            )
             for params in sampling
         ]
         generation = Generation(state, service, envelope.id, choices, "messages")

@@ -36,7 +36,14 @@ def routes(state: ServerState) -> list[Route]:
         prompts = await in_worker(state, lambda: _prompts(model, body, state.limits))
         scored = body.logprobs if body.echo else None
         choices = [
-            Choice(prompt_token_ids=prompt.token_ids, sampling=params, prompt_logprobs=scored, continues_text=True)
+            Choice(
+                prompt_token_ids=prompt.token_ids,
+                sampling=params,
+                prompt_logprobs=scored,
+                continues_text=True,
+                cache_salt=body.cache_salt,
+                extra_key=body.extra_key,
+            )
             for prompt in prompts
             for params in sampling
         ]

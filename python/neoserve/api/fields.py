@@ -62,7 +62,6 @@ _OTHER_SERVERS: dict[str, Refusal] = {
     "return_token_ids": Refusal("use logprobs to see the tokens", (False,)),
     "reasoning": Refusal(_REASONING, ({},)),
     "thinking_budget": Refusal(_REASONING),
-    "cache_salt": Refusal("no cache is shared between requests, so there is nothing to keep apart", ("",)),
     "prompt_logprobs": Refusal("use /v1/completions with echo and logprobs"),
     "include_stop_str_in_output": Refusal("stop strings are never part of the answer", (False,)),
     "no_stop_trim": Refusal("stop strings are never part of the answer", (False,)),

@@ -29,12 +29,15 @@ class Choice:
     """One choice of an answer: what the engine is asked for.
 
     ``continues_text`` says that the output goes on where the prompt's text ends, instead of beginning a message.
+    ``cache_salt`` and ``extra_key`` are the request's.
     """
 
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     prompt_logprobs: int | None = None
     continues_text: bool = False
+    cache_salt: str | None = None
+    extra_key: str | None = None
 
 
 class Generation:
@@ -128,6 +131,8 @@ class Generation:
             sampling=choice.sampling,
             eos_token_ids=model.eos_token_ids,
             prompt_logprobs=choice.prompt_logprobs,
+            cache_salt=choice.cache_salt,
+            extra_key=choice.extra_key,
         )
         processor = OutputProcessor(model.tokenizer, request, continues_text=choice.continues_text)
         async with contextlib.aclosing(self._service.engine.generate(request)) as stream:

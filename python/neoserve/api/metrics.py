@@ -1,7 +1,8 @@
 """Prometheus metrics of one server; names follow SGLang's pattern with our prefix.
 
 Rule for tokens: ``neoserve:prompt_tokens_total`` and ``neoserve:generation_tokens_total`` count what the engine
-computed, aborted requests included. The per-request histograms are observed once per engine request, when it ends in
+computed, ``neoserve:cached_tokens_total`` prompt tokens that it found in the prefix cache instead, aborted requests
+included. The per-request histograms are observed once per engine request, when it ends in
 whatever way, with the tokens that reached the HTTP layer.
 """
 
@@ -30,12 +31,20 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("neoserve:num_running_reqs", "Requests being prefilled or decoded", lambda s: s.running),
     ("neoserve:num_queue_reqs", "Requests waiting to be admitted", lambda s: s.waiting),
     ("neoserve:token_usage", "Share of KV pages in use, 0 to 1", lambda s: s.used_pages / max(s.total_pages, 1)),
-    ("neoserve:num_used_pages", "KV pages in use", lambda s: s.used_pages),
-    ("neoserve:num_total_pages", "KV pages of the pool", lambda s: s.total_pages),
+    ("neoserve:num_used_pages", "KV pages that running requests hold or read", lambda s: s.used_pages),
+    ("neoserve:num_evictable_pages", "KV pages that only the prefix cache keeps", lambda s: s.evictable_pages),
+    ("neoserve:num_total_pages", "KV pages of the pool: used, evictable and free", lambda s: s.total_pages),
+    (
+        "neoserve:cache_hit_rate",
+        "Share of prompt tokens since the start that were found in the prefix cache, 0 to 1",
+        lambda s: s.cached_tokens / max(s.cached_tokens + s.prompt_tokens, 1),
+    ),
     ("neoserve:num_threads", "Compute threads; GET /v1/models says why so many", lambda s: s.threads),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("neoserve:prompt_tokens", "Prompt tokens computed", lambda s: s.prompt_tokens),
+    ("neoserve:cached_tokens", "Prompt tokens found in the prefix cache", lambda s: s.cached_tokens),
+    ("neoserve:evicted_pages", "KV pages that left the prefix cache to make room", lambda s: s.evicted_pages),
     ("neoserve:generation_tokens", "Tokens generated", lambda s: s.generated_tokens),
     ("neoserve:num_steps", "Engine steps", lambda s: s.steps),
     ("neoserve:num_preemptions", "Running requests put back into the queue", lambda s: s.preemptions),

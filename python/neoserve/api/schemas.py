@@ -47,6 +47,9 @@ class SamplingFields(BaseModel):
     ignore_eos: bool = False
     stop_token_ids: list[int] = Field(default_factory=list)
     skip_special_tokens: bool = True
+    # An empty one is more likely a variable that was not set than a wish to share with everybody.
+    cache_salt: str | None = Field(default=None, min_length=1)
+    extra_key: str | None = Field(default=None, min_length=1)
 
 
 class ChatCompletionRequest(SamplingFields):

@@ -44,6 +44,7 @@ _ENGINE_STOP_SECONDS = 3.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """Where and how to listen. ``drain_seconds`` bounds how long running requests may go on after a stop signal.
+    ``show_cached_tokens`` allows GET /cache/tree to show the token ids of prompts to whoever asks.
 
     Raises ConfigurationError naming the option.
     """
@@ -52,6 +53,7 @@ class ServerOptions:
     port: int = 8000
     log_level: str = "warning"
     drain_seconds: float = 30.0
+    show_cached_tokens: bool = False
     limits: RequestLimits = field(default_factory=RequestLimits)
 
     def __post_init__(self) -> None:
@@ -127,7 +129,7 @@ class _Server:
         self._load = load
         self._options = options
         self._listener = listener
-        self._state = ServerState(options.limits)
+        self._state = ServerState(options.limits, options.show_cached_tokens)
         self._stop = asyncio.Event()
         config = uvicorn.Config(
             create_app(self._state),

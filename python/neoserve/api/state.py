@@ -38,9 +38,13 @@ class Service:
 
 
 class ServerState:
-    """Phases: loading, ready, draining (finishes what runs, refuses what is new)."""
+    """Phases: loading, ready, draining (finishes what runs, refuses what is new).
 
-    def __init__(self, limits: RequestLimits | None = None) -> None:
+    ``show_cached_tokens`` allows GET /cache/tree to show token ids of prompts.
+    """
+
+    def __init__(self, limits: RequestLimits | None = None, show_cached_tokens: bool = False) -> None:
+        self.show_cached_tokens = show_cached_tokens
         self.limits = limits or RequestLimits()
         self.phase: Phase = "loading"
         self.worker = ThreadPoolExecutor(_WORKERS, thread_name_prefix="neoserve-text")

@@ -46,6 +46,9 @@ KvMemory = Annotated[
     typer.Option("--kv-cache-memory", help="KV cache: GiB, or with a suffix (512MiB). [default: half of free memory]"),
 ]
 Kernels = Annotated[str | None, typer.Option("--kernels", help="Kernel row or feature set that must be used.")]
+NoPrefixCache = Annotated[
+    bool, typer.Option("--disable-radix-cache", help="Keep no KV of prompts for later requests that begin alike.")
+]
 TokenizerPre = Annotated[
     str | None,
     typer.Option("--tokenizer-pre", help="Pre-tokenizer of a GGUF file that names none or an unknown one."),
@@ -79,6 +82,7 @@ def engine_options(
     page_size: int | None = None,
     kv_memory: str | None = None,
     kernels: str | None = None,
+    prefix_caching: bool = True,
 ) -> EngineOptions:
     """EngineOptions with our defaults where a command has no such option; raises ConfigurationError."""
     from neoserve.types.options import EngineOptions
@@ -96,6 +100,7 @@ def engine_options(
         "page_size": page_size,
         "kv_cache_bytes": None if kv_memory is None else parse_size("--kv-cache-memory", kv_memory),
         "kernel_force": kernels,
+        "enable_prefix_caching": prefix_caching,
     }
     return EngineOptions(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 

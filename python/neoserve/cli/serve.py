@@ -40,6 +40,10 @@ def serve(
     ] = "warning",
     drain_seconds: Annotated[float, typer.Option(help="How long running requests may go on after SIGTERM.")] = 30.0,
     kernels: opt.Kernels = None,
+    disable_radix_cache: opt.NoPrefixCache = False,
+    show_cached_tokens: Annotated[
+        bool, typer.Option("--show-cached-tokens", help="Let GET /cache/tree show token ids of prompts to anyone.")
+    ] = False,
 ) -> int:
     """Serve a model over HTTP until SIGTERM or SIGINT."""
     from neoserve.api.server import ServerOptions, configure_logging
@@ -48,7 +52,13 @@ def serve(
 
     if api_key is not None:
         raise ConfigurationError("--api-key is not built yet; leave it out and check keys in a proxy before the server")
-    server = ServerOptions(host=host, port=port, log_level=log_level, drain_seconds=drain_seconds)
+    server = ServerOptions(
+        host=host,
+        port=port,
+        log_level=log_level,
+        drain_seconds=drain_seconds,
+        show_cached_tokens=show_cached_tokens,
+    )
     engine = opt.engine_options(
         dtype=dtype,
         quantization=quantization,
@@ -62,6 +72,7 @@ def serve(
         page_size=page_size,
         kv_memory=kv_cache_memory,
         kernels=kernels,
+        prefix_caching=not disable_radix_cache,
     )
     configure_logging(log_level)
     chosen = opt.chosen_model(model, model_option)

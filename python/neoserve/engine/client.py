@@ -6,12 +6,14 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from neoserve.engine.core import EngineCore
 from neoserve.engine.stream import RequestStream, deliver
+from neoserve.types.cache import CacheListing
 from neoserve.types.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from neoserve.types.request import EngineStats, FinishReason, GenerateRequest, TokenDelta
 
@@ -48,6 +50,18 @@ class EngineClient(Protocol):
         """A snapshot for metrics."""
         ...
 
+    async def flush_cache(self) -> int | None:
+        """Empties the prefix cache and returns the KV pages it held; None while requests run or wait: then nothing is
+        done. Raises EngineDeadError."""
+        ...
+
+    async def list_cache(self, max_runs: int, ids_per_run: int = 0) -> CacheListing:
+        """What the prefix cache holds: at most ``max_runs`` nodes, each with its first ``ids_per_run`` token ids.
+
+        Raises EngineDeadError.
+        """
+        ...
+
     async def start(self) -> None:
         """Makes the engine ready; further calls do nothing."""
         ...
@@ -72,6 +86,17 @@ class _Abort:
     stream: RequestStream | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """``work`` on the core in the engine thread; ``answer`` gets what it returns or raises."""
+
+    work: Callable[[EngineCore], object]
+    answer: Future[Any]
+
+
+_Command = _Add | _Abort | _Ask
+
+
 class AsyncEngine:
     """EngineClient over an EngineCore that runs in one background thread of this process.
 
@@ -83,7 +108,7 @@ class AsyncEngine:
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._changed = threading.Condition()
-        self._commands: list[_Add | _Abort] = []
+        self._commands: list[_Command] = []
         self._num_pending = 0
         self._streams: dict[str, RequestStream] = {}
         self._open: set[RequestStream] = set()
@@ -130,6 +155,16 @@ class AsyncEngine:
         """See EngineClient."""
         self._send(_Abort(request_id))
 
+    async def flush_cache(self) -> int | None:
+        """See EngineClient."""
+        flushed: int | None = await self._ask(lambda core: core.flush_cache())
+        return flushed
+
+    async def list_cache(self, max_runs: int, ids_per_run: int = 0) -> CacheListing:
+        """See EngineClient."""
+        listing: CacheListing = await self._ask(lambda core: core.list_cache(max_runs, ids_per_run))
+        return listing
+
     async def start(self) -> None:
         """See EngineClient."""
         if self._thread is None:
@@ -156,10 +191,16 @@ class AsyncEngine:
         if self._thread is None:
             raise EngineDeadError("the engine is not started")
 
-    def _send(self, command: _Add | _Abort) -> None:
+    async def _ask(self, work: Callable[[EngineCore], object]) -> Any:
+        self._check_accepting()
+        answer: Future[Any] = Future()
+        self._send(_Ask(work, answer))
+        return await asyncio.wrap_future(answer)
+
+    def _send(self, command: _Command) -> None:
         with self._changed:
             if self._stopping:
-                if isinstance(command, _Add):
+                if not isinstance(command, _Abort):
                     raise EngineDeadError(self._refusing or "the engine is stopped")
                 return
             if isinstance(command, _Add):
@@ -189,7 +230,7 @@ class AsyncEngine:
             self._core.dead_reason = f"internal fault of the engine: {type(error).__name__}: {error}"
         self._shut_down()
 
-    def _next_commands(self) -> list[_Add | _Abort] | None:
+    def _next_commands(self) -> list[_Command] | None:
         """The commands given since the last call; sleeps while there are none and no work; None at the end."""
         with self._changed:
             while not (self._commands or self._core.has_work or self._stopping):
@@ -200,15 +241,26 @@ class AsyncEngine:
             self._num_pending = 0
             return commands
 
-    def _obey(self, command: _Add | _Abort) -> None:
+    def _obey(self, command: _Command) -> None:
         if isinstance(command, _Add):
             self._admit(command)
+            return
+        if isinstance(command, _Ask):
+            self._answer(command)
             return
         if command.stream is not None and self._streams.get(command.request_id) is not command.stream:
             return
         delta = self._core.abort(command.request_id)
         if delta is not None:
             self._dispatch([delta])
+
+    def _answer(self, command: _Ask) -> None:
+        if not command.answer.set_running_or_notify_cancel():
+            return
+        try:
+            command.answer.set_result(command.work(self._core))
+        except Exception as error:  # the asker is told; the engine goes on
+            command.answer.set_exception(error)
 
     def _admit(self, command: _Add) -> None:
         request_id = command.request.request_id
@@ -242,9 +294,12 @@ class AsyncEngine:
             left, self._commands = self._commands, []
             self._num_pending = 0
         died = self._core.dead_reason
+        refusal = EngineDeadError(died or self._refusing or "the engine is stopped")
         for command in left:
             if isinstance(command, _Add):
-                command.stream.refuse(EngineDeadError(died or self._refusing or "the engine is stopped"))
+                command.stream.refuse(refusal)
+            elif isinstance(command, _Ask) and command.answer.set_running_or_notify_cancel():
+                command.answer.set_exception(refusal)
         reason: FinishReason = "abort" if died is None else "error"
         self._dispatch(
             [

@@ -8,11 +8,13 @@ import time
 import numpy as np
 
 from neoserve.cache.allocator import PageAccountingError
+from neoserve.cache.listing import list_cache
 from neoserve.engine.checks import check_request
 from neoserve.sampling.batch import SamplingBatchBuilder
 from neoserve.sampling.logprobs import score_tokens
 from neoserve.sched.plan import Plan
 from neoserve.sched.scheduler import Scheduler
+from neoserve.types.cache import CacheListing
 from neoserve.types.errors import EngineDeadError
 from neoserve.types.options import EngineOptions
 from neoserve.types.request import EngineStats, GenerateRequest, TokenDelta
@@ -36,6 +38,7 @@ class EngineCore:
     ``dead_reason`` is set, and ``add`` raises EngineDeadError from then on. ``strict`` raises PageAccountingError
     when pages do not add up at an idle point (tests); otherwise that is logged and repaired. ``row_fallbacks`` counts
     the ops that were bound to a slow row, ``threads`` the executor's compute threads, both for ``stats``.
+    ``model_identity`` is part of the key of every cached page.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class EngineCore:
         strict: bool = False,
         row_fallbacks: int = 0,
         threads: int = 0,
+        model_identity: bytes = b"",
     ) -> None:
         self.options = options or EngineOptions()
         self.executor = executor
@@ -55,6 +59,7 @@ class EngineCore:
             max_running=self.options.max_running_requests,
             max_queued=self.options.max_queued_requests,
             max_step_tokens=self.options.max_tokens_per_step,
+            model=model_identity if self.options.enable_prefix_caching else None,
         )
         self.dead_reason: str | None = None
         self._sampling = SamplingBatchBuilder(executor.limits)
@@ -121,6 +126,19 @@ class EngineCore:
         self._seconds["commit"] += time.perf_counter() - started
         return deltas
 
+    def flush_cache(self) -> int | None:
+        """Empties the prefix cache and returns the KV pages it held, over all groups.
+
+        None while requests run or wait: then nothing is done.
+        """
+        flushed = self.scheduler.flush_cache()
+        self._check_idle()
+        return flushed
+
+    def list_cache(self, max_runs: int, ids_per_run: int = 0) -> CacheListing:
+        """What the prefix cache holds: at most ``max_runs`` nodes, each with its first ``ids_per_run`` token ids."""
+        return list_cache(self.scheduler.tables, max_runs, ids_per_run, self.options.enable_prefix_caching)
+
     def die(self, reason: str) -> list[TokenDelta]:
         """Declares the engine dead and ends every request with finish_reason "error" and ``reason``."""
         logger.error("the engine is dead: %s", reason)
@@ -134,9 +152,12 @@ class EngineCore:
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,
             used_pages=tables.used_pages,
+            evictable_pages=tables.evictable_pages,
             total_pages=tables.total_pages,
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
+            cached_tokens=self.scheduler.sharing.cached_tokens,
+            evicted_pages=tables.evicted_pages,
             generated_tokens=self._generated_tokens,
             row_fallbacks=self._row_fallbacks,
             threads=self._threads,
@@ -193,11 +214,19 @@ class EngineCore:
         )
 
     def _check_idle(self) -> None:
-        """When nothing runs no page may be in use: a leak is repaired (and logged), or raised if strict."""
-        if self.scheduler.num_running or not self.scheduler.tables.used_pages:
+        """When nothing runs, only the prefix cache may hold pages: a leak is repaired and logged, or raised if strict.
+
+        The repair empties the cache, too: it is not known who was wrong.
+        """
+        if self.scheduler.num_running:
             return
-        message = f"{self.scheduler.tables.used_pages} KV pages are in use while no request runs"
-        if self._strict:
-            raise PageAccountingError(message)
-        logger.error("%s; all pages are set free", message)
-        self.scheduler.tables.reset()
+        try:
+            if self._strict:
+                self.scheduler.check_integrity()
+            else:
+                self.scheduler.tables.check_idle()
+        except PageAccountingError as error:
+            if self._strict:
+                raise
+            logger.error("%s; all pages are set free", error)
+            self.scheduler.tables.reset()

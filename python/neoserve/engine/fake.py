@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -172,13 +173,20 @@ class FakeExecutor:
             _require(found.tolist() == list(wanted) and found[0] >= 0, "positions are not consecutive to the end")
         for group, spec in enumerate(limits.groups):
             used = [page for sequence in range(step.num_sequences) for page in self._table(group, sequence)]
-            _require(len(used) == len(set(used)), f"a page of group {spec.name} belongs to two sequences")
             _require(all(0 <= page < spec.num_pages for page in used), f"a page of group {spec.name} is out of range")
+            holders = Counter(used)
+            written = [page for sequence in range(step.num_sequences) for page in self._written(group, sequence)]
+            _require(all(holders[page] == 1 for page in written), f"a page of group {spec.name} is written and shared")
 
     def _table(self, group: int, sequence: int) -> list[int]:
         count = -(-int(self.step.context_len[sequence]) // self.limits.page_size)
         pages: list[int] = self.step.block_tables[group][sequence, :count].tolist()
         return pages
+
+    def _written(self, group: int, sequence: int) -> list[int]:
+        """The pages that the sequence's tokens of this step go to."""
+        start = int(self.step.positions[self.step.query_start[sequence]])
+        return self._table(group, sequence)[start // self.limits.page_size :]
 
     def _store(self, sequence: int) -> None:
         start, end = (int(value) for value in self.step.query_start[sequence : sequence + 2])

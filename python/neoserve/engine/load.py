@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from neoserve.cache.keys import digest_of
 from neoserve.engine.core import EngineCore
 from neoserve.types.model import GenerationDefaults, ModelConfig, TokenizerSource
 from neoserve.types.options import EngineOptions
@@ -83,7 +84,13 @@ def load_engine(
         if slow and options.kernel_force is None:
             logger.warning("%d ops have no row made for this CPU and run on the portable one: %s", *_counted(slow))
         loaded = LoadedModel(
-            core=EngineCore(executor, options, row_fallbacks=len(slow), threads=executor.threads),
+            core=EngineCore(
+                executor,
+                options,
+                row_fallbacks=len(slow),
+                threads=executor.threads,
+                model_identity=_identity(checkpoint.digest, details, executor.rows()),
+            ),
             config=checkpoint.config,
             generation=checkpoint.generation,
             tokenizer_source=checkpoint.tokenizer,
@@ -143,6 +150,17 @@ def _bind(
         "kernel_rows": sorted({row for _, _, row in executor.rows() if row}),
     }
     return executor, f"{prepared.summary}; {placement.summary()}", details
+
+
+def _identity(digest: str, details: Mapping[str, object], rows: list[tuple[str, str, str]]) -> bytes:
+    """What the bits of a KV page depend on, beside its tokens: the namespace of cached pages (design D3).
+
+    ``digest`` covers weights and configuration with the rope parameters; the context length counts because dynamic
+    rope scaling follows it; the rows in order stand for the numerics.
+    """
+    names = ("weight_formats", "kv_dtype", "page_size", "context_length")
+    fields = [("checkpoint", digest), *((name, str(details[name])) for name in names)]
+    return digest_of([*fields, *((f"{label} {op}", row) for label, op, row in rows)])
 
 
 def _slow_rows(rows: list[tuple[str, str, str]]) -> list[str]:

@@ -10,6 +10,7 @@ from neoserve.cache.block_tables import BlockTables
 from neoserve.sched.admission import clamp_max_tokens, reserved_tokens
 from neoserve.sched.plan import Plan, PlanEntry, fill_step
 from neoserve.sched.sequence import SequenceState
+from neoserve.sched.sharing import Claim, PrefixSharing
 from neoserve.types.errors import InvalidRequestError, QueueFullError
 from neoserve.types.request import FinishReason, GenerateRequest, TokenDelta, TokenLogprob
 from neoserve.types.step import SampleOutput, StepInput, StepLimits
@@ -19,15 +20,26 @@ class Scheduler:
     """Decides what each step computes. Deterministic: same calls, same plans.
 
     ``max_running`` is reduced to what one step can hold (sequences, tokens and logits rows), so that every running
-    request gets at least one token into every step. ``max_step_tokens`` bounds a step below ``limits.max_tokens``.
+    request gets at least one token into every step (unless it waits for a prefix that an older request computes).
+    ``max_step_tokens`` bounds a step below ``limits.max_tokens``. ``model`` identifies the model for the prefix cache
+    (see sched.sharing); None turns the cache off.
     """
 
-    def __init__(self, limits: StepLimits, *, max_running: int, max_queued: int, max_step_tokens: int) -> None:
+    def __init__(
+        self,
+        limits: StepLimits,
+        *,
+        max_running: int,
+        max_queued: int,
+        max_step_tokens: int,
+        model: bytes | None = b"",
+    ) -> None:
         self.limits = limits
         self.max_step_tokens = min(max_step_tokens, limits.max_tokens)
         self.max_running = min(max_running, limits.max_sequences, self.max_step_tokens, limits.max_logit_rows)
         self.max_queued = max_queued
         self.tables = BlockTables(limits)
+        self.sharing = PrefixSharing(self.tables, model)
         # The last token's KV is never stored, so one token more than the pool holds can be generated.
         self.context_length = min(limits.max_context, self.tables.capacity_tokens + 1)
         self._waiting: OrderedDict[str, SequenceState] = OrderedDict()
@@ -59,7 +71,7 @@ class Scheduler:
         Raises ContextLengthError if it can never fit, InvalidRequestError for a request id in use, QueueFullError.
         A request that can start at the next step is not refused for a full queue (the queue may be of length 0).
         """
-        state = SequenceState.from_request(request, self.clamp(request))
+        state = SequenceState.from_request(request, self.clamp(request), self.sharing.prefix_of(request))
         if request.request_id in self._running or request.request_id in self._waiting:
             raise InvalidRequestError(f"request_id {request.request_id!r} is in use; choose another", "request_id")
         if len(self._waiting) >= self.max_queued and not self._starts_next(state):
@@ -78,8 +90,9 @@ class Scheduler:
         self._admit()
         entries = [self._decode_entry(state, row) for row, state in enumerate(self._decoding())]
         tokens = rows = len(entries)
+        claims: set[Claim] = set()
         for state in self._running.values():
-            if not state.is_prefilling:
+            if not state.is_prefilling or self.sharing.must_wait(state, claims):
                 continue
             entry = self._prefill_entry(state, rows, self.max_step_tokens - tokens)
             if entry is not None:
@@ -104,7 +117,14 @@ class Scheduler:
             state.num_computed = entry.start + entry.count
             if entry.samples:
                 deltas.append(self._append(state, ids[entry.sample_row], entry.sample_row, sampled))
+            if entry.start < state.prompt_length and not state.is_finished:
+                self.sharing.share(state)
         return deltas
+
+    def flush_cache(self) -> int | None:
+        """Empties the prefix cache and returns the pages it held; does nothing and returns None while requests run or
+        wait."""
+        return None if self.has_work else self.tables.flush()
 
     def fail(self, plan: Plan, message: str) -> list[TokenDelta]:
         """Ends the requests of a plan that could not be run, with finish_reason "error"; the others go on."""
@@ -121,24 +141,26 @@ class Scheduler:
         slots = sorted([*self._free_slots, *(state.slot for state in self._running.values())])
         if slots != list(range(self.limits.max_sequences)):
             raise PageAccountingError(f"slots are lost or held twice: {slots}")
-        if not self._running and self.tables.used_pages:
-            raise PageAccountingError(f"{self.tables.used_pages} pages are held while nothing runs")
+        if not self._running:
+            self.tables.check_idle()
 
     def _starts_next(self, state: SequenceState) -> bool:
         """Whether a request added now would be admitted by the next plan: nobody before it, a slot, pages."""
         if self._waiting or len(self._running) >= self.max_running:
             return False
-        return self.tables.can_reserve(reserved_tokens(state.prompt_length, state.max_tokens))
+        need = reserved_tokens(state.prompt_length, state.max_tokens)
+        return self.tables.can_reserve(need, state.prefix, state.max_cached_tokens)
 
     def _admit(self) -> None:
         """Moves requests from the queue's front into slots while they fit. Nobody overtakes: no request starves."""
         while self._waiting and len(self._running) < self.max_running:
             request_id, state = next(iter(self._waiting.items()))
             need = reserved_tokens(state.prompt_length, state.max_tokens)
-            if not self.tables.can_reserve(need):
+            cached = self.tables.try_reserve(self._free_slots[0], need, state.prefix, state.max_cached_tokens)
+            if cached is None:
                 return
             state.slot = heapq.heappop(self._free_slots)
-            self.tables.reserve(state.slot, need)
+            self.sharing.start(state, cached)
             del self._waiting[request_id]
             self._running[request_id] = state
 
@@ -180,6 +202,7 @@ class Scheduler:
             prompt_logprobs=None if prompt is None else tuple(prompt),
             finish_reason=reason,
             stop_token_id=token if reason == "stop" else None,
+            cached_tokens=state.cached_tokens,
         )
         if reason is not None:
             self._retire(state, reason)
@@ -190,13 +213,16 @@ class Scheduler:
         return TokenDelta(request_id=state.request.request_id, token_ids=(), finish_reason=reason, error=error)
 
     def _retire(self, state: SequenceState, reason: FinishReason) -> None:
-        """Takes an ended request out of queue or slot; its pages are free at once."""
+        """Takes an ended request out of queue or slot; nothing holds its pages any more.
+
+        What it has computed stays in the prefix tree, unless it failed: then only what was there before.
+        """
         state.finish_reason = reason
         if state.slot < 0:
             del self._waiting[state.request.request_id]
             return
         del self._running[state.request.request_id]
-        self.tables.release(state.slot)
+        self.sharing.release(state, keep=reason != "error")
         heapq.heappush(self._free_slots, state.slot)
         state.slot = -1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from neoserve.cache.keys import PrefixKey
 from neoserve.types.request import FinishReason, GenerateRequest, TokenLogprob
 
 
@@ -19,6 +20,8 @@ class SequenceState:
 
     ``max_tokens`` is the request's, clamped to the context. ``slot`` is -1 while waiting. ``stop_ids`` end
     generation. ``prompt_logprobs`` collects one entry per computed prompt position (None for the first) when asked.
+    ``prefix`` is how the prefix cache knows the prompt (None: it is off), ``cached_tokens`` how many prompt tokens it
+    has saved so far.
     """
 
     request: GenerateRequest
@@ -30,9 +33,11 @@ class SequenceState:
     num_computed: int = 0
     finish_reason: FinishReason | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = field(default=None)
+    prefix: PrefixKey | None = None
+    cached_tokens: int = 0
 
     @classmethod
-    def from_request(cls, request: GenerateRequest, max_tokens: int) -> SequenceState:
+    def from_request(cls, request: GenerateRequest, max_tokens: int, prefix: PrefixKey | None = None) -> SequenceState:
         """The state of a request that has computed nothing yet."""
         eos = () if request.sampling.ignore_eos else request.eos_token_ids
         return cls(
@@ -42,6 +47,7 @@ class SequenceState:
             prompt_length=len(request.prompt_token_ids),
             stop_ids=frozenset(eos) | frozenset(request.sampling.stop_token_ids),
             prompt_logprobs=None if request.prompt_logprobs is None else [None],
+            prefix=prefix,
         )
 
     @property
@@ -53,6 +59,15 @@ class SequenceState:
     def num_remaining(self) -> int:
         """Tokens whose KV is still to be computed."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """Leading prompt tokens that may be taken from the prefix cache instead of being computed.
+
+        All but the last: its logits draw the first token. None with ``prompt_logprobs``, which need the logits of
+        every prompt position.
+        """
+        return 0 if self.prompt_logprobs is not None else self.prompt_length - 1
 
     @property
     def is_prefilling(self) -> bool:

@@ -33,6 +33,7 @@ class EngineOptions:
     prompt plus output in tokens. ``kv_cache_bytes`` is the memory for KV pages of ``page_size`` tokens.
     ``dtype`` is the weight and KV type (auto: as stored). ``quantization`` rounds the matrices at load instead: int8
     per channel, int4 in groups of 32, or bf16 (see program.quantize). ``num_threads`` counts compute threads.
+    ``enable_prefix_caching`` keeps the KV of computed prefixes for requests that begin alike (it changes no answer).
     ``kernel_force`` names a kernel row or feature set that must be used. After ``max_failed_steps`` failed steps in
     a row the engine counts as dead.
 
@@ -52,6 +53,7 @@ class EngineOptions:
     numa: str = "auto"
     huge_pages: HugePages = "auto"
     max_failed_steps: int = 8
+    enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         _check_count("max_running_requests", self.max_running_requests, 1)
@@ -61,6 +63,8 @@ class EngineOptions:
         for name in ("context_length", "kv_cache_bytes", "num_threads"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name), 1)
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ConfigurationError(f"enable_prefix_caching is {self.enable_prefix_caching!r}; it must be a boolean")
         if self.page_size not in PAGE_SIZES:
             raise ConfigurationError(f"page_size is {self.page_size!r}; it must be one of {PAGE_SIZES}")
         if self.dtype not in DTYPES:
