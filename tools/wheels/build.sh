@@ -48,8 +48,9 @@ build() { # ARCH EDITION
   log="$wheels/$edition-$arch.log"
   rm -rf "$wheels/made" "$wheels/objects/$edition-$arch"
   mkdir -p "$wheels/made" "$wheels/objects"
-  # The backend's interpreter is the target's version on x86-64; these two name the target's architecture.
-  if ! PATH="$wheels/tools/bin:$PATH" PYTHONPATH="$wheels/backend" PYTHONNOUSERSITE=1 \
+  # The backend's interpreter is the target's version on x86-64; _PYTHON_HOST_PLATFORM and SETUPTOOLS_EXT_SUFFIX name the
+  # target's architecture. With CI set it waits 20 s, not 5, for cmake's first answer, which a busy machine needs.
+  if ! CI="${CI:-true}" PATH="$wheels/tools/bin:$PATH" PYTHONPATH="$wheels/backend" PYTHONNOUSERSITE=1 \
     _PYTHON_HOST_PLATFORM="linux-$arch" SETUPTOOLS_EXT_SUFFIX="$suffix" \
     "$python" -m pip --disable-pip-version-check wheel --no-build-isolation --no-deps -v -w "$wheels/made" \
     -C build-dir="$objects" \
