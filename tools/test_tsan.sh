@@ -45,7 +45,7 @@ timeout 300 build/tsan/thread/program_stress 70 23
 build build/tsan/address -fsanitize=address,undefined -fno-sanitize-recover=all
 export ASAN_OPTIONS="detect_stack_use_after_return=1" UBSAN_OPTIONS="print_stacktrace=1"
 timeout 300 build/tsan/address/thread_pool_stress
-timeout 300 build/tsan/address/program_stress 130 1
+timeout 300 build/tsan/address/program_stress 130 9
 
 "$cxx" "${common[@]}" -O2 tests/native/thread_pool_behaviour.cpp native/core/{thread_pool,system_sync}.cpp -pthread \
   -o build/tsan/thread_pool_behaviour
