@@ -18,7 +18,7 @@ def doctor(
     kernels: opt.Kernels = None,
     fingerprint: Annotated[
         str | None,
-        typer.Option("--fingerprint", metavar="MODEL", help="Hash the logits of fixed prompts, to compare machines."),
+        typer.Option("--fingerprint", metavar="NAME", help="Hash the logits of a model, to compare machines."),
     ] = None,
     dtype: opt.DType = "auto",
     quantization: opt.QuantizationOption = None,
