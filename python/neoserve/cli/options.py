@@ -49,6 +49,9 @@ Kernels = Annotated[str | None, typer.Option("--kernels", help="Kernel row or fe
 NoPrefixCache = Annotated[
     bool, typer.Option("--disable-radix-cache", help="Keep no KV of prompts for later requests that begin alike.")
 ]
+ShowCachedTokens = Annotated[
+    bool, typer.Option("--show-cached-tokens", help="Let GET /cache/tree show token ids of prompts to anyone.")
+]
 TokenizerPre = Annotated[
     str | None,
     typer.Option("--tokenizer-pre", help="Pre-tokenizer of a GGUF file that names none or an unknown one."),

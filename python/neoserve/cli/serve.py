@@ -41,9 +41,7 @@ def serve(
     drain_seconds: Annotated[float, typer.Option(help="How long running requests may go on after SIGTERM.")] = 30.0,
     kernels: opt.Kernels = None,
     disable_radix_cache: opt.NoPrefixCache = False,
-    show_cached_tokens: Annotated[
-        bool, typer.Option("--show-cached-tokens", help="Let GET /cache/tree show token ids of prompts to anyone.")
-    ] = False,
+    show_cached_tokens: opt.ShowCachedTokens = False,
 ) -> int:
     """Serve a model over HTTP until SIGTERM or SIGINT."""
     from neoserve.api.server import ServerOptions, configure_logging
@@ -53,11 +51,7 @@ def serve(
     if api_key is not None:
         raise ConfigurationError("--api-key is not built yet; leave it out and check keys in a proxy before the server")
     server = ServerOptions(
-        host=host,
-        port=port,
-        log_level=log_level,
-        drain_seconds=drain_seconds,
-        show_cached_tokens=show_cached_tokens,
+        host=host, port=port, log_level=log_level, drain_seconds=drain_seconds, show_cached_tokens=show_cached_tokens
     )
     engine = opt.engine_options(
         dtype=dtype,
