@@ -83,6 +83,15 @@ def test_a_slot_that_changes_its_request_changes_its_numbers():
     assert segment(batch, "bias", 0) == segment(batch, "history", 0) == []
 
 
+def test_the_same_request_again_in_the_same_slot_starts_without_history():
+    """A request object that a caller sends twice is two sequences: the second has not seen the first one's output."""
+    builder = SamplingBatchBuilder(fake_limits())
+    first = row(0, [1, 2], [5, 6], frequency_penalty=1.0)
+    builder.build([first])
+    again = Row(0, first.request, [1, 2], 2)
+    assert segment(builder.build([again]), "history", 0, "history_output_counts") == [(1, 0), (2, 0)]
+
+
 def test_bias_is_listed_by_id():
     batch = SamplingBatchBuilder(fake_limits()).build([row(0, [1], logit_bias={9: -100.0, 2: 0.5}), row(1, [1])])
     assert segment(batch, "bias", 0, "bias_values") == [(2, 0.5), (9, -100.0)]

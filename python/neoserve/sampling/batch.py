@@ -44,7 +44,7 @@ class SamplingBatchBuilder:
         self._table.write(self._neutral, SamplingParams(temperature=0.0, seed=0))
         self._rows = _Columns(limits.max_logit_rows)
         self._position = np.zeros(limits.max_logit_rows, np.int32)
-        self._owners: list[GenerateRequest | None] = [None] * limits.max_sequences
+        self._owners: list[DrawingRow | None] = [None] * limits.max_sequences
         self._lists: list[RequestLists | None] = [None] * limits.max_sequences
         self._history = RaggedRows(limits.max_logit_rows, np.int32)
         self._bias = RaggedRows(limits.max_logit_rows, np.float32)
@@ -72,7 +72,7 @@ class SamplingBatchBuilder:
         count = len(rows)
         slots = [self._neutral if row is None else row.slot for row in rows]
         for row in rows:
-            if row is not None and self._owners[row.slot] is not row.request:
+            if row is not None and self._owners[row.slot] is not row:
                 self._attach(row)
         fields = self._rows.gather(self._table, slots)
         self._position[:count] = [0 if row is None else len(row.tokens) for row in rows]
@@ -104,7 +104,7 @@ class SamplingBatchBuilder:
 
     def _attach(self, row: DrawingRow) -> None:
         """Takes note of a request that is new in its slot."""
-        self._owners[row.slot] = row.request
+        self._owners[row.slot] = row
         self._table.write(row.slot, row.request.sampling)
         lists = RequestLists(row.request, row.prompt_length, self._vocab_size, self._valid_vocabulary)
         self._lists[row.slot] = lists if lists.in_use else None
