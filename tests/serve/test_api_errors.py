@@ -133,7 +133,7 @@ async def test_max_tokens_beyond_the_context_is_cut() -> None:
 
 async def test_the_queue_is_bounded() -> None:
     options = EngineOptions(max_running_requests=1, max_queued_requests=1)
-    async with serving("a" * 200, options=options, seconds_per_step=0.02) as server:
+    async with serving("a" * 200, options=options, seconds_per_step=0.1) as server:
         calls = [
             Call(server.app, "/v1/completions", {"model": MODEL, "prompt": "p", "max_tokens": 200, "ignore_eos": True})
             for _ in range(2)
