@@ -186,6 +186,16 @@ def test_the_queue_is_bounded():
     assert set(bench.run()) == {"a", "b"}
 
 
+def test_requests_that_arrive_in_one_batch_fill_slots_before_the_queue():
+    """Between two steps the first one still waits, but only for the plan: the second takes the queue's one place."""
+    bench = Bench(max_running=1, max_queued=1)
+    bench.add("a", prompt=1)
+    bench.add("b", prompt=1)
+    with pytest.raises(QueueFullError):
+        bench.add("c", prompt=1)
+    assert set(bench.run()) == {"a", "b"}
+
+
 def test_a_queue_of_length_zero_still_takes_what_can_start_at_once():
     bench = Bench(max_running=1, max_queued=0)
     bench.add("a", prompt=1)

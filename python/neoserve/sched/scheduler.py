@@ -74,7 +74,9 @@ class Scheduler:
         state = SequenceState.from_request(request, self.clamp(request), self.sharing.prefix_of(request))
         if request.request_id in self._running or request.request_id in self._waiting:
             raise InvalidRequestError(f"request_id {request.request_id!r} is in use; choose another", "request_id")
-        if len(self._waiting) >= self.max_queued and not self._starts_next(state):
+        if self._is_full_for(state):
+            self._admit()  # requests that only wait for the next plan to start do not fill the queue
+        if self._is_full_for(state):
             raise QueueFullError(
                 f"{len(self._waiting)} requests are waiting, the bound is {self.max_queued}; retry later"
             )
@@ -143,6 +145,9 @@ class Scheduler:
             raise PageAccountingError(f"slots are lost or held twice: {slots}")
         if not self._running:
             self.tables.check_idle()
+
+    def _is_full_for(self, state: SequenceState) -> bool:
+        return len(self._waiting) >= self.max_queued and not self._starts_next(state)
 
     def _starts_next(self, state: SequenceState) -> bool:
         """Whether a request added now would be admitted by the next plan: nobody before it, a slot, pages."""
