@@ -16,7 +16,6 @@ COPY python /python
 COPY deploy /deploy
 
 FROM ${BASE} AS build
-ARG SOURCE_DATE_EPOCH
 ENV PATH=/opt/build/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 # hadolint ignore=DL3008 # Debian 12 keeps the versions; pinning them would keep security updates out
 RUN apt-get update \
@@ -30,7 +29,9 @@ RUN python3 -m venv /opt/build \
     && pip --python /opt/neoserve/bin/python install --no-compile --require-hashes --only-binary :all: \
         --requirement /deploy/requirements.txt
 COPY --from=source / /src/
-# Another compiler than Debian's g++, if one is given.
+# These change with every commit or machine, so they stand behind the layers that do not: the time stamp of the wheel's
+# files, and another compiler than Debian's g++.
+ARG SOURCE_DATE_EPOCH
 ARG CXX
 # The packages' own tests stay out. Bytecode that is not compared with its source starts faster on a read-only root, and is the same in every build.
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src \

@@ -85,16 +85,17 @@ network_options() { # folder
 }
 
 # This machine's compiler for the foreign architecture runs in the foreign root as it is: the kernel is this machine's,
-# and its loader and libraries lie at places that a root of another architecture leaves free.
+# and its loader and libraries lie at places that a root of another architecture leaves free. Assembler and linker are
+# found from the compiler's own place, the libraries also by the addresses in their linker scripts.
 cross_options() { # folder
-  local name=aarch64-linux-gnu path
-  mkdir -p "$1/cross"
-  cp -L "/usr/bin/$name-g++" "$1/cross/g++"
-  echo "--volume=$1/cross:/run/cross:ro"
-  for path in /lib64 /usr/lib/x86_64-linux-gnu /usr/lib/gcc-cross "/usr/$name"; do
-    echo "--volume=$path:$path:ro"
-  done
-  echo "--build-arg=CXX=/run/cross/g++"
+  local name=aarch64-linux-gnu cross="$1/cross"
+  mkdir -p "$cross/bin" "$cross/lib/gcc-cross" "$cross/$name"
+  cp -L "/usr/bin/$name-as" "/usr/bin/$name-ld" "$cross/bin/"
+  cp -L "/usr/bin/$name-g++" "$cross/bin/g++"
+  printf -- '--volume=%s:ro\n' "$cross:/run/cross" "/usr/lib/gcc-cross:/run/cross/lib/gcc-cross" \
+    "/usr/$name:/run/cross/$name" "/usr/$name:/usr/$name" /lib64:/lib64 \
+    /usr/lib/x86_64-linux-gnu:/usr/lib/x86_64-linux-gnu
+  echo "--build-arg=CXX=/run/cross/bin/g++"
 }
 
 # Runs in the namespaces.
