@@ -34,5 +34,5 @@ cp "$build"/native/_native*.so "$build/tree/neoserve/"
 features=avx2,avx_vnni,avx512,avx512_vnni
 rows=linear_int8_channel_avx512_vnni,linear_int8_group_avx512_vnni,linear_int4_group_avx512_vnni,attention_bf16_avx512_vnni
 PYTHONPATH="$PWD/$build/tree" PYTHONDONTWRITEBYTECODE=1 NEOSERVE_EXPECT_FEATURES="$features" NEOSERVE_EXPECT_ROWS="$rows" \
-  NEOSERVE_TEST_MODELS="${NEOSERVE_TEST_MODELS:-$PWD/build/models}" exec "$python" -m pytest -q -p no:cacheprovider \
+  NEOSERVE_TEST_PROMPTS="${PROMPTS:-2}" NEOSERVE_TEST_MODELS="${NEOSERVE_TEST_MODELS:-$PWD/build/models}" exec "$python" -m pytest -q -p no:cacheprovider \
   tests/kernels tests/models/test_same_bits.py tests/models/test_fingerprint.py -m "not slow" "$@"
