@@ -26,7 +26,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]))
-print("hypothesis\npytest\npytest-asyncio\npytest-timeout\nsafetensors")
+print("httpx\nhypothesis\npytest\npytest-asyncio\npytest-timeout\nsafetensors")
 PYTHON
 if ! cmp -s "$arm/requirements.txt" "$arm/site/.complete"; then
   echo "arm: downloading the AArch64 editions of the Python packages"
