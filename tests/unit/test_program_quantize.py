@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neoserve.program.quantize import INT4_GROUP, quantize_rows, quantized_format
@@ -43,6 +43,7 @@ def matrices() -> st.SearchStrategy[np.ndarray]:
     )
 
 
+@settings(deadline=None)
 @given(matrices())
 def test_int8_is_within_half_a_step(values: np.ndarray) -> None:
     rows = quantize_rows(values, INT8_CHANNEL, "w")
@@ -53,6 +54,7 @@ def test_int8_is_within_half_a_step(values: np.ndarray) -> None:
     assert (error <= 0.5 * scales * (1 + 1e-4) + 2e-35).all()
 
 
+@settings(deadline=None)
 @given(matrices().map(lambda values: values.clip(-30000, 30000)))
 def test_int4_is_within_half_a_step(values: np.ndarray) -> None:
     rows = quantize_rows(values, INT4_GROUP, "w")
