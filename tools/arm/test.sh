@@ -33,7 +33,7 @@ rows=(tests/kernels/test_rows_rowwise.py tests/kernels/test_rows_linear.py tests
 binding=(tests/kernels/test_reference_linear.py tests/kernels/test_reference_ops.py tests/kernels/test_phases.py
   tests/kernels/test_step_bounds.py tests/kernels/test_bind_bounds.py tests/kernels/test_sampler.py
   tests/kernels/test_threads.py)
-program=(tests/unit/test_program_executor.py tests/unit/test_program_phases.py tests/unit/test_program_weights.py)
+program=(tests/unit/test_program_phases.py tests/unit/test_program_weights.py)
 whole=(tests/models/test_same_bits.py tests/models/test_tiny.py tests/models/test_quantization.py)
 newer="not (test_rows_linear and (_neon or _dotprod))"
 
