@@ -80,7 +80,7 @@ def _tables(**changes: int) -> BlockTables:
 
 def test_reserve_takes_the_rounded_up_pages_in_every_group():
     tables = _tables()
-    tables.reserve(2, 17)
+    assert tables.try_reserve(2, 17) == 0
     assert [len(pages) for pages in tables.pages_of(2)] == [2, 2]
     assert (tables.used_pages, tables.total_pages, tables.capacity_tokens) == (4, 16, 128)
     tables.check_integrity()
@@ -90,21 +90,19 @@ def test_reserve_takes_the_rounded_up_pages_in_every_group():
 
 def test_reserve_refuses_taken_slots_full_pools_and_sequences_beyond_the_table():
     tables = _tables()
-    tables.reserve(0, 64)
+    assert tables.try_reserve(0, 64) == 0
     with pytest.raises(PageAccountingError, match="slot 0 already holds"):
-        tables.reserve(0, 1)
+        tables.try_reserve(0, 1)
     with pytest.raises(PageAccountingError, match="more than a block table holds"):
-        _tables().reserve(1, 65)
-    tables.reserve(1, 64)
-    assert not tables.can_reserve(1)
-    with pytest.raises(PageAccountingError, match="no pages for 1 tokens"):
-        tables.reserve(2, 1)
+        _tables().try_reserve(1, 65)
+    assert tables.try_reserve(1, 64) == 0
+    assert tables.try_reserve(2, 1) is None
     tables.check_integrity()
 
 
 def test_releasing_twice_is_refused():
     tables = _tables()
-    tables.reserve(0, 5)
+    assert tables.try_reserve(0, 5) == 0
     tables.release(0)
     with pytest.raises(PageAccountingError, match="slot 0 is released but holds no sequence"):
         tables.release(0)
@@ -112,8 +110,8 @@ def test_releasing_twice_is_refused():
 
 def test_write_copies_only_the_width_asked_for():
     tables = _tables()
-    tables.reserve(1, 33)
-    tables.reserve(3, 1)
+    assert tables.try_reserve(1, 33) == 0
+    assert tables.try_reserve(3, 1) == 0
     out = [np.full((4, 4), -7, np.int32) for _ in tables.groups]
     tables.write([3, 1], 3, out)
     for group, target in enumerate(out):
@@ -125,8 +123,8 @@ def test_write_copies_only_the_width_asked_for():
 
 def test_reset_makes_every_page_free_again():
     tables = _tables()
-    tables.reserve(0, 40)
+    assert tables.try_reserve(0, 40) == 0
     tables.reset()
     assert tables.used_pages == 0
-    tables.reserve(0, 64)
+    assert tables.try_reserve(0, 64) == 0
     tables.check_integrity()

@@ -261,7 +261,7 @@ def test_leaked_pages_are_raised_when_strict_and_repaired_otherwise(caplog):
         core = EngineCore(FakeExecutor([5]), strict=strict)
         core.add(make_request())
         core.step()
-        core.scheduler.tables.reserve(7, 40)  # pages that no request owns
+        core.scheduler.tables.try_reserve(7, 40)  # pages that no request owns
         if strict:
             with pytest.raises(PageAccountingError, match="3 pages of group full are in use while no request runs"):
                 run(core)

@@ -260,12 +260,16 @@ def test_a_page_that_was_computed_twice_is_freed_and_the_trees_copy_is_read():
 
 
 def test_what_is_read_is_never_evicted_and_what_is_not_counts_as_room():
-    pool = tables()
-    pool.try_reserve(0, 64, key(*range(64)), 63)
-    pool.release(0, token_bytes(range(64)))
-    assert pool.evictable_pages == 8
-    assert pool.can_reserve(128)
-    assert pool.can_reserve(128, key(*range(64)), 63)
+    def pool_with_a_cached_prefix() -> BlockTables:
+        made = tables()
+        made.try_reserve(0, 64, key(*range(64)), 63)
+        made.release(0, token_bytes(range(64)))
+        assert made.evictable_pages == 8
+        return made
+
+    assert pool_with_a_cached_prefix().try_reserve(1, 128) == 0
+    assert pool_with_a_cached_prefix().try_reserve(1, 128, key(*range(64)), 63) == 48
+    pool = pool_with_a_cached_prefix()
     assert pool.try_reserve(1, 80, key(*range(33)), 32) == 32
     # 2 pages of 8 are read, 3 more owned: 3 are left, 2 of them in the tree.
     assert pool.try_reserve(2, 49) is None

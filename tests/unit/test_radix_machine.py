@@ -121,12 +121,15 @@ class CacheMachine(RuleBasedStateMachine):
             prompt_logprobs=0 if scored else None,
         )
         self.count += 1
+        evicted, before = self.scheduler.tables.evicted_pages, len(self.model.times)
         try:
             self.scheduler.add(request)
         except ContextLengthError:
             return
         self.twin.add(request)
         self.waiting[request.request_id] = request
+        self._admit()
+        self._check_evictions(evicted, before)
 
     @rule(token=st.sampled_from([0, 1, 10, 11]), times=st.sampled_from([1, 2, 6, 18]))
     def steps(self, token: int, times: int) -> None:
@@ -184,13 +187,11 @@ class CacheMachine(RuleBasedStateMachine):
             self.model.times.clear()
 
     def _plan(self) -> Plan:
-        evicted = self.scheduler.tables.evicted_pages
-        before = len(self.model.times)
+        evicted, before = self.scheduler.tables.evicted_pages, len(self.model.times)
         self._admit()
         plan = self.scheduler.plan(self.step_input)
         self.twin_plan = self.twin.plan(self.twin_input)
-        groups = len(self.limits.groups)
-        assert self.scheduler.tables.evicted_pages - evicted == (before - len(self.model.times)) * groups
+        self._check_evictions(evicted, before)
         planned = {entry.sequence.request.request_id: entry for entry in plan.entries}
         # The oldest request waits for nobody.
         assert not self.running or next(iter(self.running)) in planned
@@ -201,8 +202,13 @@ class CacheMachine(RuleBasedStateMachine):
         self._compare_twins(plan)
         return plan
 
+    def _check_evictions(self, evicted: int, cached: int) -> None:
+        """``evicted`` and ``cached`` are the counts of evicted and of cached pages before what admitted."""
+        groups = len(self.limits.groups)
+        assert self.scheduler.tables.evicted_pages - evicted == (cached - len(self.model.times)) * groups
+
     def _admit(self) -> None:
-        """As the scheduler admits: in order, with what is found, evicting the least recently used for the rest."""
+        """As the scheduler admits, on arrival and before a plan: in order, with what is found, evicting the least recently used for the rest."""
         for name, request in list(self.waiting.items()):
             if len(self.running) >= self.scheduler.max_running:
                 return

@@ -72,13 +72,6 @@ class BlockTables:
         del group
         return -(-tokens // self.page_size)
 
-    def can_reserve(self, tokens: int, prefix: PrefixKey | None = None, max_shared: int = 0) -> bool:
-        """Whether ``try_reserve`` would succeed now."""
-        match = self._match(prefix, max_shared)
-        fits = self._fits(tokens, match)
-        self._unlock(match)
-        return fits
-
     def try_reserve(self, slot: int, tokens: int, prefix: PrefixKey | None = None, max_shared: int = 0) -> int | None:
         """Gives an empty slot the pages for ``tokens`` tokens in every group; all or nothing.
 
@@ -106,11 +99,6 @@ class BlockTables:
             table[slot, : len(group)] = group
         self._slots[slot] = _Held(pages, None if match is None else match.node, shared)
         return shared * self.page_size
-
-    def reserve(self, slot: int, tokens: int) -> None:
-        """As ``try_reserve`` without a prefix; raises PageAccountingError if there are too few pages."""
-        if self.try_reserve(slot, tokens) is None:
-            raise PageAccountingError(f"no pages for {tokens} tokens; ask can_reserve first")
 
     def shared_tokens(self, slot: int) -> int:
         """Leading tokens of a slot whose pages belong to the tree: they are computed, and must not be written."""

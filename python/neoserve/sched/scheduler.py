@@ -74,13 +74,13 @@ class Scheduler:
         state = SequenceState.from_request(request, self.clamp(request), self.sharing.prefix_of(request))
         if request.request_id in self._running or request.request_id in self._waiting:
             raise InvalidRequestError(f"request_id {request.request_id!r} is in use; choose another", "request_id")
-        if self._is_full_for(state):
-            self._admit()  # requests that only wait for the next plan to start do not fill the queue
-        if self._is_full_for(state):
+        self._waiting[request.request_id] = state
+        self._admit()  # what can start takes no place in the queue
+        if len(self._waiting) > self.max_queued:
+            del self._waiting[request.request_id]
             raise QueueFullError(
                 f"{len(self._waiting)} requests are waiting, the bound is {self.max_queued}; retry later"
             )
-        self._waiting[request.request_id] = state
 
     def abort(self, request_id: str) -> TokenDelta | None:
         """Ends a request wherever it is and frees its pages at once; None if it is unknown or already ended."""
@@ -145,16 +145,6 @@ class Scheduler:
             raise PageAccountingError(f"slots are lost or held twice: {slots}")
         if not self._running:
             self.tables.check_idle()
-
-    def _is_full_for(self, state: SequenceState) -> bool:
-        return len(self._waiting) >= self.max_queued and not self._starts_next(state)
-
-    def _starts_next(self, state: SequenceState) -> bool:
-        """Whether a request added now would be admitted by the next plan: nobody before it, a slot, pages."""
-        if self._waiting or len(self._running) >= self.max_running:
-            return False
-        need = reserved_tokens(state.prompt_length, state.max_tokens)
-        return self.tables.can_reserve(need, state.prefix, state.max_cached_tokens)
 
     def _admit(self) -> None:
         """Moves requests from the queue's front into slots while they fit. Nobody overtakes: no request starves."""
