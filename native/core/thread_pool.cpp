@@ -56,10 +56,14 @@ void ThreadPool::run(const std::function<void(int)>& task) {
 
 void ThreadPool::worker(int index, int cpu) {
   if (cpu >= 0) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(cpu, &set);
-    (void)pthread_setaffinity_np(pthread_self(), sizeof set, &set);  // a refused pin costs speed, not correctness
+    // A cpu_set_t ends at 1024 CPUs.
+    if (cpu_set_t* set = CPU_ALLOC(cpu + 1); set != nullptr) {
+      const size_t bytes = CPU_ALLOC_SIZE(cpu + 1);
+      CPU_ZERO_S(bytes, set);
+      CPU_SET_S(static_cast<size_t>(cpu), bytes, set);
+      (void)pthread_setaffinity_np(pthread_self(), bytes, set);  // a refused pin costs speed, not correctness
+      CPU_FREE(set);
+    }
   }
   crew_.serve(index);
 }
