@@ -145,6 +145,16 @@ void bind_machine(nb::module_& m) {
         return names;
       },
       "Feature sets of this build, preferred first.");
+  m.def(
+      "relaxed_rows",
+      [] {
+        std::vector<std::string> names;
+        for (const Verdict& verdict : all_rows()) {
+          if (verdict.row->relaxed) names.emplace_back(verdict.row->name);
+        }
+        return names;
+      },
+      "Rows of this build that do not give the reference's bits (docs/ops.md).");
   m.def("measure_read_bandwidth", &read_bandwidth, nb::arg("threads"), nb::arg("bytes"),
         nb::call_guard<nb::gil_scoped_release>(),
         "GB/s of all threads streaming over `bytes` together, best of seven rounds.");

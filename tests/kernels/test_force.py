@@ -11,12 +11,18 @@ import pytest
 from neoserve import _native
 
 from .bench import Bench, Group, Span
-from .rows import ALL_ROWS, REFERENCE, USABLE_FOLDERS, USABLE_ROWS, Row, row_named
+from .rows import ALL_ROWS, REFERENCE, RELAXED_FOLDERS, USABLE_FOLDERS, USABLE_ROWS, Row, row_named
 from .weights import Format, random_weight
 
 FOLDERS = _native.folders()
 LACKING_FOLDERS = [folder for folder in FOLDERS if folder not in USABLE_FOLDERS]
 GROUP = {"int8_group": (16, "f16"), "int4_group": (16, "f32")}
+
+
+def test_nothing_but_bf16_dot_products_is_relaxed() -> None:
+    """Tests hold relaxed rows to a bound instead of equal bits; the build must not grant that to any other row."""
+    linear = [row.name for row in ALL_ROWS if row.folder in RELAXED_FOLDERS and row.op == "linear_bf16"]
+    assert _native.relaxed_rows() == linear
 
 
 def rows_of_forced_op(op: str, force: str) -> str:

@@ -208,7 +208,8 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.scheduler.tables.evicted_pages - evicted == (cached - len(self.model.times)) * groups
 
     def _admit(self) -> None:
-        """As the scheduler admits, on arrival and before a plan: in order, with what is found, evicting the least recently used for the rest."""
+        """As the scheduler admits, on arrival and before a plan: in order, with what is found, evicting the least
+        recently used for the rest."""
         for name, request in list(self.waiting.items()):
             if len(self.running) >= self.scheduler.max_running:
                 return

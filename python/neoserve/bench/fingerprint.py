@@ -2,7 +2,7 @@
 
 Every prompt is prefilled and continued greedily; the bits of all logits go into the hash. By the op contract
 (docs/ops.md) the int8, int4 and f32 rows of every instruction set round alike, so the hash of a model is the same on
-all CPUs. The dot-product instructions for bf16 round in their own way: rows of those feature sets are named as exempt.
+all CPUs. The dot-product instructions for bf16 round in their own way: such rows are named as exempt.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from neoserve.bench.machine import kernel_rows
+from neoserve._native import relaxed_rows
 from neoserve.llm import LLM
 from neoserve.types.errors import NeoServeError
 from neoserve.types.options import EngineOptions
@@ -34,9 +34,6 @@ PROMPTS = (
     "北京是中国的",
     "The three primary colours are red, yellow and",
 )
-
-EXEMPT_FEATURE_SETS = ("bf16", "avx512_bf16")
-"""Feature sets whose products of bf16 round differently from the contract; see docs/ops.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +76,9 @@ def fingerprint(model: str | None, options: EngineOptions, limit: int = len(PROM
             digests.append(logits.hexdigest())
         formats = loaded.details["weight_formats"]
         rows = loaded.details["kernel_rows"]
+        relaxed = set(relaxed_rows())
         assert isinstance(formats, list)
         assert isinstance(rows, list)
-        feature_sets = {row.row: row.feature_set for row in kernel_rows()}
         return Fingerprint(
             model=loaded.served_name,
             digest=loaded.digest,
@@ -91,7 +88,7 @@ def fingerprint(model: str | None, options: EngineOptions, limit: int = len(PROM
             outputs=tuple(outputs),
             texts=tuple(llm.tokenizer.decode(output) for output in outputs),
             rows=tuple(rows),
-            exempt=tuple(row for row in rows if feature_sets[row] in EXEMPT_FEATURE_SETS),
+            exempt=tuple(row for row in rows if row in relaxed),
         )
 
 
@@ -113,7 +110,7 @@ def _run(executor: Executor, prompt: Sequence[int], vocabulary: int, digest: has
     output: list[int] = []
     while len(output) < NEW_TOKENS:
         stop = min(done + chunk, len(ids))
-        _fill_step(executor, ids, done, stop)
+        executor.step.fill_single(ids, done, stop, limits.page_size)
         executor.forward()
         rows = executor.logits()
         if not np.isfinite(rows).all():
@@ -124,17 +121,3 @@ def _run(executor: Executor, prompt: Sequence[int], vocabulary: int, digest: has
             output.append(int(rows[-1, :vocabulary].argmax()))
             ids.append(output[-1])
     return output
-
-
-def _fill_step(executor: Executor, ids: Sequence[int], start: int, stop: int) -> None:
-    """Tokens [start, stop) of the only sequence, which holds the first pages; every token gets a row of logits."""
-    step, count = executor.step, stop - start
-    step.token_ids[:count] = ids[start:stop]
-    step.positions[:count] = np.arange(start, stop, dtype=np.int32)
-    step.query_start[:2] = (0, count)
-    step.context_len[0] = stop
-    pages = -(-stop // executor.limits.page_size)
-    for table in step.block_tables:
-        table[0, :pages] = np.arange(pages, dtype=np.int32)
-    step.logit_rows[:count] = np.arange(count, dtype=np.int32)
-    step.num_tokens, step.num_sequences, step.num_logit_rows = count, 1, count

@@ -47,16 +47,15 @@ def token_nll(executor: Executor, tokens: Sequence[int]) -> Float64Array:
     NeoServeError if a logit is not finite.
     """
     _check_window(executor.limits, tokens)
-    ids = np.asarray(tokens, np.int32)
     # The last token is scored, never run: nothing is predicted from it.
-    last = len(ids) - 1
+    last = len(tokens) - 1
     chunk = min(executor.limits.max_tokens, executor.limits.max_logit_rows)
     parts = []
     for start in range(0, last, chunk):
         stop = min(start + chunk, last)
-        _fill_step(executor, ids, start, stop)
+        executor.step.fill_single(tokens, start, stop, executor.limits.page_size)
         executor.forward()
-        parts.append(_nll_of_rows(executor.logits(), ids[start + 1 : stop + 1], start))
+        parts.append(_nll_of_rows(executor.logits(), np.asarray(tokens[start + 1 : stop + 1]), start))
     return np.concatenate(parts)
 
 
@@ -94,22 +93,8 @@ def _check_window(limits: StepLimits, tokens: Sequence[int]) -> None:
             )
 
 
-def _fill_step(executor: Executor, ids: npt.NDArray[np.int32], start: int, stop: int) -> None:
-    """Tokens [start, stop) of the only sequence; every one of them gets a logits row."""
-    step, count = executor.step, stop - start
-    step.token_ids[:count] = ids[start:stop]
-    step.positions[:count] = np.arange(start, stop, dtype=np.int32)
-    step.query_start[:2] = (0, count)
-    step.context_len[0] = stop
-    pages = -(-stop // executor.limits.page_size)
-    for table in step.block_tables:
-        table[0, :pages] = np.arange(pages, dtype=np.int32)
-    step.logit_rows[:count] = np.arange(count, dtype=np.int32)
-    step.num_tokens, step.num_sequences, step.num_logit_rows = count, 1, count
-
-
 def _nll_of_rows(
-    logits: npt.NDArray[np.float32], targets: npt.NDArray[np.int32], position: int
+    logits: npt.NDArray[np.float32], targets: npt.NDArray[np.integer], position: int
 ) -> npt.NDArray[np.float64]:
     """-log softmax(logits[r])[targets[r]] for every row; ``position`` is the first row's, for the message."""
     result = np.empty(len(targets), np.float64)

@@ -6,6 +6,7 @@ allocates nothing. Nothing that changes from step to step reaches the program by
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,6 +84,20 @@ class StepInput:
             block_tables=tuple(np.zeros(tables, np.int32) for _ in limits.groups),
             logit_rows=np.zeros(limits.max_logit_rows, np.int32),
         )
+
+    def fill_single(self, ids: Sequence[int], start: int, stop: int, page_size: int) -> None:
+        """Makes this a step of tokens [start, stop) of ``ids``, the only sequence, which lives in the first pages of
+        every group; each token gets a row of logits."""
+        count = stop - start
+        self.token_ids[:count] = ids[start:stop]
+        self.positions[:count] = np.arange(start, stop, dtype=np.int32)
+        self.query_start[:2] = (0, count)
+        self.context_len[0] = stop
+        pages = -(-stop // page_size)
+        for table in self.block_tables:
+            table[0, :pages] = np.arange(pages, dtype=np.int32)
+        self.logit_rows[:count] = np.arange(count, dtype=np.int32)
+        self.num_tokens, self.num_sequences, self.num_logit_rows = count, 1, count
 
 
 @dataclass(slots=True)
