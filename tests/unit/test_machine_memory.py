@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from neoserve.program.machine import available_memory, memory_available
+from neoserve.program.machine import memory_available
 
 from .machine_files import nodes, v2, write
 
@@ -62,7 +62,7 @@ def test_damaged_files_are_passed_over(tmp_path: Path, text: str) -> None:
         "sys/fs/cgroup/a/b/memory.max": text,
         "sys/fs/cgroup/a/b/memory.stat": text,
     }
-    assert available_memory(write(tmp_path, V2, files)) > 0
+    assert memory_available(write(tmp_path, V2, files)).bytes > 0
 
 
 def test_this_machine() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from neoserve.program.machine import allowed_cpus, choose_threads, default_threads, physical_cores
+from neoserve.program.machine import allowed_cpus, choose_threads, physical_cores
 
 from .machine_files import cores, single, v2, write
 
@@ -51,7 +51,7 @@ def test_v1_quota(tmp_path: Path) -> None:
         f"{folder}/cpu.cfs_quota_us": "250000",
         f"{folder}/cpu.cfs_period_us": "100000",
     }
-    assert default_threads(write(tmp_path, single(8), files), range(8)) == 2
+    assert choose_threads(root=write(tmp_path, single(8), files), cpus=range(8)).count == 2
 
 
 def test_the_tightest_ancestor_counts(tmp_path: Path) -> None:

@@ -110,29 +110,16 @@ def _bind(
 ) -> tuple[NativeExecutor, str, dict[str, object]]:
     """The native executor of a checkpoint, what was chosen for it in one line, and the same by name."""
     from neoserve.models.registry import build_program
-    from neoserve.program.executor import prepare
+    from neoserve.program.executor import bind_executor, prepare
     from neoserve.program.machine.pages import resident
-    from neoserve.program.machine.placement import choose_placement, placed
-    from neoserve.program.native import NativeExecutor
+    from neoserve.program.machine.placement import choose_placement
 
     prepared = prepare(checkpoint, options, build_program)
     placement = choose_placement(options)
     logger.info("%s", placement.line())
     for warning in placement.warnings:
         logger.warning("%s", warning)
-    with placed(placement):
-        executor = NativeExecutor(
-            prepared.program,
-            checkpoint.tensors,
-            prepared.plan,
-            prepared.limits,
-            kv_dtype=prepared.kv_dtype,
-            threads=placement.threads.count,
-            force=options.kernel_force or "",
-            cpus=placement.pinned,
-            progress=progress,
-            after_weight=checkpoint.release_pages,
-        )
+    executor = bind_executor(checkpoint, prepared, placement, options, progress)
     memory = resident().line()
     logger.info("memory: %s", memory)
     limits = prepared.limits

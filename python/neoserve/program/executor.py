@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from neoserve.program.catalog import Catalog, build_catalog
 from neoserve.program.dump import weight_bytes
 from neoserve.program.ir import Program
-from neoserve.program.machine import available_memory
+from neoserve.program.machine import memory_available
 from neoserve.program.memory import KvPlan, plan_kv
 from neoserve.program.plan import MemoryPlan, plan_memory
 from neoserve.program.reference import ReferenceExecutor, Sampler
@@ -23,6 +23,7 @@ from neoserve.types.step import PageGroupSpec, StepLimits
 from neoserve.types.tensors import CheckpointTensor
 
 if TYPE_CHECKING:
+    from neoserve.program.machine.placement import Placement
     from neoserve.program.native import NativeExecutor, Progress
 
 MIN_LOGIT_ROWS = 64
@@ -89,7 +90,7 @@ def prepare(
     _check_context(config, options.context_length)
     context = options.context_length or config.max_position
     program = _trace(config, catalog, build_program, context)
-    room = available_memory() if available_bytes is None else available_bytes
+    room = memory_available().bytes if available_bytes is None else available_bytes
     kv = plan_kv(
         program.kv_groups,
         page_size=options.page_size,
@@ -124,12 +125,24 @@ def build_executor(
     ``progress`` is called while weights are packed. Threads and memory are placed by
     machine.placement. The executor's ``limits`` hold the context length and page counts that were chosen.
     """
-    # These load the native library, which inspect can do without.
-    from neoserve.program.machine.placement import choose_placement, placed
-    from neoserve.program.native import NativeExecutor
+    from neoserve.program.machine.placement import choose_placement  # loads the native library
 
     prepared = prepare(checkpoint, options, build_program, available_bytes=available_bytes)
-    placement = choose_placement(options)
+    return bind_executor(checkpoint, prepared, choose_placement(options), options, progress)
+
+
+def bind_executor(
+    checkpoint: Checkpoint,
+    prepared: PreparedModel,
+    placement: Placement,
+    options: EngineOptions,
+    progress: Progress | None = None,
+) -> NativeExecutor:
+    """Packs the weights where ``placement`` puts memory, starts its threads and binds kernel rows."""
+    # These load the native library, which inspect can do without.
+    from neoserve.program.machine.placement import placed
+    from neoserve.program.native import NativeExecutor
+
     with placed(placement):
         return NativeExecutor(
             prepared.program,

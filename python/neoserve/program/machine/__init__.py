@@ -4,8 +4,8 @@
 """
 
 from neoserve.program.machine.cgroups import Quota, cpu_quota
-from neoserve.program.machine.cpus import ThreadChoice, allowed_cpus, choose_threads, default_threads, physical_cores
-from neoserve.program.machine.memory import available_memory, memory_available
+from neoserve.program.machine.cpus import ThreadChoice, allowed_cpus, choose_threads, physical_cores
+from neoserve.program.machine.memory import memory_available
 from neoserve.program.machine.numa import NumaChoice, NumaTopology, choose_numa, read_topology
 
 __all__ = [
@@ -14,11 +14,9 @@ __all__ = [
     "Quota",
     "ThreadChoice",
     "allowed_cpus",
-    "available_memory",
     "choose_numa",
     "choose_threads",
     "cpu_quota",
-    "default_threads",
     "memory_available",
     "physical_cores",
     "read_topology",

@@ -53,11 +53,6 @@ def choose_threads(
     return ThreadChoice(cores, f"one for each of {have}", "", cores, len(usable), quota)
 
 
-def default_threads(root: Path = ROOT, allowed: Collection[int] | None = None) -> int:
-    """The number alone that choose_threads() gives by default."""
-    return choose_threads(cpus=allowed, root=root).count
-
-
 def allowed_cpus(root: Path = ROOT) -> frozenset[int]:
     """CPUs of the affinity mask that are online and in the cpuset; never empty."""
     mask = _affinity()

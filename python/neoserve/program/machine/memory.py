@@ -16,11 +16,6 @@ _LIMITS = ((resource.RLIMIT_AS, "VmSize", "ulimit -v"), (resource.RLIMIT_DATA, "
 _NODE_FREE = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
 
 
-def available_memory(root: Path = ROOT, free: int | None = None) -> int:
-    """Bytes that this process can still take; see memory_available."""
-    return memory_available(root, free).bytes
-
-
 def memory_available(root: Path = ROOT, free: int | None = None, limits: dict[int, int] | None = None) -> Room:
     """The least of: free memory (of the NUMA nodes that the cpuset allows); what the control groups leave; what the
     process's own limits of address space and data leave. What the kernel can take back at once counts as free.
