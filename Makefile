@@ -1,5 +1,5 @@
 # make serve      build, fetch the default model, serve it on 127.0.0.1:8000 (ARGS="--port 8001 ..." for flags)
-# make test       all tests of this machine        make test-arm  kernel tests under emulated AArch64 CPUs
+# make test       all tests of this machine        make test-arm  tests under emulated AArch64 CPUs
 # make lint       style, types, import rules       make format    rewrite the sources in the project's style
 # make dev        compile native/ into the tree, for work on the sources with PYTHONPATH=python
 # make wheels     release wheels of both architectures, built and checked (docs/wheels.md)
@@ -75,8 +75,9 @@ format: $(VENV)/.installed-lint
 	find native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format -i
 
 # CPU=neoverse-v1 runs one emulated CPU; without it all of them.
-test-arm:
-	tools/arm/test.sh $(CPU)
+test-arm: $(VENV)/.installed
+	@models="$$(tools/test_models.sh $(VENV))" || exit 1; \
+	MODELS="$$models" tools/arm/test.sh $(CPU)
 
 wheels:
 	tools/wheels/build.sh

@@ -5,7 +5,7 @@
 #   neoverse-n1           NEON, fp16, dot product, LSE       neoverse-n2    + SVE2 of 128 bits
 #   max,sve=off,sme=off   i8mm and bf16 without SVE
 #   max,sve-max-vq=1, =2, =4   SVE2 with vectors of 128, 256 and 512 bits
-# Every job asserts the features found and the rows chosen (tests/arm). Kernel rows run on all CPUs; the program, whole
+# On each CPU one job asserts the features found and the rows chosen (tests/arm). Kernel rows run on all CPUs; the program, whole
 # models and, if the default model is at hand, its fingerprint on neoverse-n1, -v1 and -n2. At the end comes a table.
 #   JOBS=...         jobs at a time (default: one per processor)
 #   PYTEST_ARGS=...  further arguments of pytest
@@ -70,8 +70,8 @@ run_job() { # CPU NAME ARGUMENTS
   local begun=$SECONDS status=0 log="build/arm/logs/$1.$2.log" arguments
   eval "arguments=($3 ${PYTEST_ARGS:-})"
   # Two prompts of the fingerprint; all of them take minutes on each CPU (PROMPTS=9 make test-arm).
-  NEOSERVE_TEST_PROMPTS="${PROMPTS:-2}" NEOSERVE_TEST_MODELS="$models" tools/arm/python.sh "$1" -m pytest -q -p no:cacheprovider --durations=5 \
-    "${arguments[@]}" >"$log" 2>&1 || status=$?
+  NEOSERVE_TEST_PROMPTS="${PROMPTS:-2}" NEOSERVE_TEST_MODELS="$models" tools/arm/python.sh "$1" -m pytest -q \
+    -p no:cacheprovider --durations=5 "${arguments[@]}" >"$log" 2>&1 || status=$?
   if [ "$status" -ne 0 ]; then
     sed "s/^/$1: /" "$log" >&2
     echo "arm: $1, $2: FAILED (exit code $status; 132 is an instruction that this CPU lacks)" >&2
@@ -80,6 +80,9 @@ run_job() { # CPU NAME ARGUMENTS
   echo "arm: $1, $2: $(tail -n 1 "$log") ($((SECONDS - begun)) s)"
 }
 
+if [ ! -e "$models/smollm2-135m-instruct-q4_1.gguf" ]; then
+  echo "arm: $models has no smollm2-135m-instruct-q4_1.gguf: the default model is left out (make test-arm fetches it)"
+fi
 rm -rf build/arm/logs
 mkdir -p build/arm/logs
 pids=()
